@@ -10,13 +10,13 @@ Both are synchronous. The library's asynchronous machine cancels concurrent trig
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
 from transitions import Event, Machine, MachineError
 
 from stepprof.errors import StateError
+from stepprof.host import real_time
 from stepprof.instrument.state import Status
 from stepprof.interrupts import ours
 from stepprof.log import logger
@@ -104,7 +104,7 @@ class TargetMachine:
     def __init__(self, target: str) -> None:
         self.target = target
         self.hold("no window", None, None)
-        self.since = time.monotonic()
+        self.since = real_time.monotonic()
         self.owner: int | None = None
         """The only thread that may stop the capture; None: any thread may."""
         _LocalMachine(
@@ -130,7 +130,7 @@ class TargetMachine:
 
     def _note_change(self, source: str, fields: dict[str, Any]) -> None:
         """Note the holder, and log the transition."""
-        started, self.since = self.since, time.monotonic()
+        started, self.since = self.since, real_time.monotonic()
         if self.state == "idle":
             self.hold("no window", None, None)
         else:
@@ -163,7 +163,7 @@ class EngineTargetMachine:
     def __init__(self, target: str, write: Callable[[dict[str, object]], object]) -> None:
         self.target = target
         self._write = write
-        self.since = time.monotonic()
+        self.since = real_time.monotonic()
         self.state = "idle"
 
     def commit(self, trigger: str, **fields: object) -> None:
@@ -173,7 +173,7 @@ class EngineTargetMachine:
             _ENGINES.events[trigger].trigger(self)
         except ours(MachineError, KeyError) as error:
             raise StateError(f"{self.target}: cannot {trigger} while {source}") from error
-        self.since = time.monotonic()
+        self.since = real_time.monotonic()
         if logger.is_enabled("info"):
             self._write(_line(source, self, self.since - started, fields))
 

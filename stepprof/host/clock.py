@@ -11,9 +11,10 @@ process a clock of its own.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from stepprof.host import real_time
 
 TICKS_ERROR_NS = 100_000_000
 """The error of a comparison with ticks: the kernel counts in units of 10 ms, late on a busy machine."""
@@ -45,9 +46,9 @@ class Anchor:
         """
         best: tuple[int, int, int] | None = None
         for _ in range(tries):
-            before = time.perf_counter_ns()
-            wall = time.time_ns()
-            after = time.perf_counter_ns()
+            before = real_time.perf_counter_ns()
+            wall = real_time.time_ns()
+            after = real_time.perf_counter_ns()
             if best is None or after - before < best[2]:
                 best = wall, (before + after) // 2, after - before
         if best is None:

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from stepprof.errors import BackendError, Busy
+from stepprof.host import real_time
 from stepprof.host.plain_json import parse_json
 from stepprof.interrupts import ignored, ours
 from stepprof.redaction import quoted
@@ -109,7 +110,7 @@ class DeviceLease:
         """Update the description of the recording under the held lease."""
         if self._lock is None:
             return
-        text = json.dumps({"pid": os.getpid(), "holder": holder, "since": time.time()})
+        text = json.dumps({"pid": os.getpid(), "holder": holder, "since": real_time.time()})
         with ignored(OSError):  # a full disk: the lock is held nevertheless
             os.ftruncate(self._lock, 0)
             os.pwrite(self._lock, text.encode(), 0)
@@ -159,13 +160,13 @@ class DeviceLease:
     def _wait(self, descriptor: int, wait_seconds: float) -> None:
         import fcntl
 
-        deadline = time.monotonic() + wait_seconds
+        deadline = real_time.monotonic() + wait_seconds
         while True:
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return
             except BlockingIOError:
-                if time.monotonic() >= deadline:
+                if real_time.monotonic() >= deadline:
                     waited = f", also after {wait_seconds:g} s" if wait_seconds else ""
                     raise Busy(
                         f"{self.device} is recorded by {self._holder(descriptor)}{waited}; only one process records a device at a time"
@@ -174,13 +175,13 @@ class DeviceLease:
                 raise BackendError(
                     f"{self._path} cannot be locked: {error.strerror or error}; name a folder on a local disk: lease_dir"
                 ) from error
-            time.sleep(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+            time.sleep(min(_LOOK_SECONDS, max(0.0, deadline - real_time.monotonic())))
 
     def _holder(self, descriptor: int) -> str:
         try:
             reported = parse_json(os.pread(descriptor, 4096, 0))
             return quoted(
-                f"process {reported['pid']} ({reported['holder']}, for {max(0.0, time.time() - reported['since']):.1f} s)"
+                f"process {reported['pid']} ({reported['holder']}, for {max(0.0, real_time.time() - reported['since']):.1f} s)"
             )
         except ours(OSError, ValueError, KeyError, TypeError):
             return "another process"

@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
+from stepprof.host import real_time
 from stepprof.interrupts import ignored
 
 LOOK_SECONDS = 0.1
@@ -84,7 +85,7 @@ def run_bounded(
     Raises:
         OSError: it cannot be started.
     """
-    began = time.monotonic()
+    began = real_time.monotonic()
     child = start(argv, env)
     tail: collections.deque[bytes] = collections.deque(maxlen=2)
     killed = None
@@ -94,7 +95,7 @@ def run_bounded(
     finally:
         status = end(child)
     output = b"".join(tail).decode("utf-8", "replace")[-TAIL:]
-    return Ended(status, time.monotonic() - began, killed, output)
+    return Ended(status, real_time.monotonic() - began, killed, output)
 
 
 def _read_until_it_ends(
@@ -124,7 +125,7 @@ def _read_until_it_ends(
             return True
         if total > FREE_BYTES:
             time.sleep(REST_SECONDS)
-        if stop.is_set() or time.monotonic() > deadline:
+        if stop.is_set() or real_time.monotonic() > deadline:
             return False
 
 

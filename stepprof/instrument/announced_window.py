@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Collection, Sequence
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.instrument.scope import WAKE_AT, Scope, last_open, newest
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.instrument.scope import DEEPEST, UNSEEN, newest
 from stepprof.instrument.state import State
 

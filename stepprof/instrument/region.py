@@ -12,10 +12,10 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import _GeneratorContextManager
-from time import perf_counter_ns
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
 from stepprof.instrument.scope import (

@@ -14,9 +14,9 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from time import perf_counter_ns
 from typing import Protocol
 
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.instrument.attributes import plain, short_name
 from stepprof.instrument.scope import (
     LONGEST_NAME,

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
+
+from stepprof.host import real_time
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,7 +39,7 @@ class State:
     role: str | None = None
     rank: int | str | None = None
     backend: str | None = None
-    since: float = field(default_factory=time.monotonic)
+    since: float = field(default_factory=real_time.monotonic)
     engines: Mapping[str, str] = field(default_factory=dict)
     pending_exports: tuple[str, ...] = ()
     last_error: str | None = None
@@ -49,7 +50,7 @@ class State:
     @property
     def since_seconds(self) -> float:
         """Return for how many seconds the status has lasted."""
-        return time.monotonic() - self.since
+        return real_time.monotonic() - self.since
 
     def __str__(self) -> str:
         parts: list[str] = [self.status]

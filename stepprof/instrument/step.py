@@ -10,10 +10,10 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from time import perf_counter_ns
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
 from stepprof.instrument.scope import (

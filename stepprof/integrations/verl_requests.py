@@ -7,12 +7,12 @@ fields: verl reads fields alone, and the agent loop's process removes them befor
 from __future__ import annotations
 
 from contextvars import ContextVar
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import wrapt
 
 import stepprof
+from stepprof.host.real_time import perf_counter
 from stepprof.instrument.requests import stated_by_vllm
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.hooks import hooked, result

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable
 
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.log import logger
 
@@ -121,10 +121,10 @@ class Background:
 
     def stop(self, timeout: float) -> None:
         """End the thread and run the remaining work on the calling one, within ``timeout`` seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = real_time.monotonic() + timeout
         self._ending = True
         self.wake()
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout)
         self._ended = True
-        self.round(max(deadline - time.monotonic(), 0.1))
+        self.round(max(deadline - real_time.monotonic(), 0.1))

@@ -8,12 +8,12 @@ starts and stops.
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from stepprof.errors import BackendError
+from stepprof.host import real_time
 from stepprof.instrument.attributes import plain
 from stepprof.interrupts import ours
 from stepprof.log import logger
@@ -83,7 +83,7 @@ class LocalCapture:
         self.backend = backend
         self.region = region
         self.thread = threading.get_ident()
-        self.started = time.monotonic()
+        self.started = real_time.monotonic()
         self.open: set[Ticket] = set() if region else {opener}
         self.seen: dict[int, set[tuple[str | None, int]]] = {
             opener.window.step: {(opener.window.role, opener.window.occurrence)}
@@ -102,7 +102,7 @@ class LocalCapture:
         self._origin = origin
         self._post = post
         self._fragments: dict[int, Fragment] = {}
-        self.timing = Timing(time.perf_counter_ns()) if region else opener.timing
+        self.timing = Timing(real_time.perf_counter_ns()) if region else opener.timing
         self.record = self._entry_of(opener, "lost", self.timing)
         self._stopped_after = self.record
         """The entry after whose end the capture was stopped."""
@@ -201,7 +201,7 @@ class LocalCapture:
 
     def begin(self) -> None:
         """Begin the region that opened it, on this thread."""
-        self.timing.begin(time.perf_counter_ns())
+        self.timing.begin(real_time.perf_counter_ns())
         self.record.update(**self.timing.keys(self._origin.anchor))
 
     def leave(self, ticket: Ticket) -> None:
@@ -284,7 +284,7 @@ class LocalCapture:
             for record in fragment.windows:
                 record.update(status=status, pending=False, reason_code=code, error=error)
         if self.region:
-            self._end_region(time.perf_counter_ns())
+            self._end_region(real_time.perf_counter_ns())
 
     def exported(self, result: ExportResult) -> bool:
         """Note the result of the export job. Return whether there are artifacts. The thread that trains

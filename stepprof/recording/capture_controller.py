@@ -9,15 +9,15 @@ when to capture.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from functools import partial
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from stepprof.backends.base import Busy
 from stepprof.errors import BackendError
+from stepprof.host import real_time
 from stepprof.host.memory import available_and_total
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.interrupts import is_interrupt, ours
 from stepprof.log import logger
 from stepprof.recording.backend_pool import BackendPool
@@ -177,7 +177,7 @@ class Capturer:
                 if is_interrupt(error):
                     raise
                 return error
-        capture.started = time.monotonic()
+        capture.started = real_time.monotonic()
         self.capture = capture
         if self.evidence is not None:
             self.evidence.begin(perf_counter_ns(), window.step, window.role)
@@ -203,7 +203,7 @@ class Capturer:
         """Stop the running capture now. Return a callable that submits its export once the access
         is released, and the error, if any.
         """
-        began = time.perf_counter()
+        began = real_time.perf_counter()
         window = capture.window
         if not self.machine.on_owning_thread():
             self._post_stop(capture, ending)
@@ -233,7 +233,7 @@ class Capturer:
         finally:
             self.changed()
         if not is_background():
-            capture.add_stall(time.perf_counter() - began)
+            capture.add_stall(real_time.perf_counter() - began)
         capture.save()
         return lambda: self.exports.submit(capture), None
 
@@ -336,7 +336,7 @@ class Capturer:
 
 def _cap_reached(capture: LocalCapture) -> str | None:
     policy = capture.policy
-    if policy.max_seconds is not None and time.monotonic() - capture.started >= policy.max_seconds:
+    if policy.max_seconds is not None and real_time.monotonic() - capture.started >= policy.max_seconds:
         return "max_seconds"
     if policy.max_bytes is not None and capture.bytes_so_far() >= policy.max_bytes:
         return "max_bytes"

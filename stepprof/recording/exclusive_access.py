@@ -12,6 +12,7 @@ import time
 from types import FrameType
 
 from stepprof.errors import StateError
+from stepprof.host import real_time
 from stepprof.host.frames import frames
 
 
@@ -37,7 +38,7 @@ class ExclusiveAccess:
             by: the frame of the function that holds and releases it; None: the caller's.
         """
         mine = (threading.get_ident(), by or sys._getframe(1))
-        deadline = time.monotonic() + timeout
+        deadline = real_time.monotonic() + timeout
         pause = 0.0001
         while self._held.setdefault("access", mine) is not mine:
             holder = self._holder()
@@ -47,7 +48,7 @@ class ExclusiveAccess:
                 raise StateError(
                     "this thread is already acting on the target: a handler that interrupts it can only post a request"
                 )
-            left = deadline - time.monotonic()
+            left = deadline - real_time.monotonic()
             if left <= 0:
                 return False
             time.sleep(min(pause, left))

@@ -4,6 +4,8 @@ At interpreter exit the session is shut down. SIGTERM is handled only while a ca
 if it would kill the process: a user's handler is never replaced, and a later one replaces ours. A
 forked child has no session.
 
+Tools such as Scalene replace functions of `signal` and `os`; this module calls those of the system.
+
 A Python signal handler runs between any two bytecodes of the main thread, which may hold a lock of
 stepprof or of the logger. Then the signal is delayed until the lock is released.
 """
@@ -20,6 +22,8 @@ import time
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host import real_time
+from stepprof.host.system_calls import signals
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import wrappers
 from stepprof.instrument.state import State
@@ -86,11 +90,11 @@ def guard(on: bool) -> None:
     ):
         return
     _guarding = on
-    current = signal.getsignal(signal.SIGTERM)
-    if on and current is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _on_sigterm)
+    current = signals.getsignal(signal.SIGTERM)
+    if on and current == signals.SIG_DFL:
+        signals.signal(signal.SIGTERM, _on_sigterm)
     elif not on and current is _on_sigterm:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signals.signal(signals.SIGTERM, signals.SIG_DFL)
 
 
 def after_act() -> None:
@@ -114,13 +118,13 @@ def _on_sigterm(number: int, frame: FrameType | None) -> None:
         _die()
         return
     if _deadline is None:
-        _deadline = time.monotonic() + SIGTERM_SECONDS
+        _deadline = real_time.monotonic() + SIGTERM_SECONDS
     where = _interrupted(frame, session)
     if where in ("act", "fork"):
         _put_off = True
         if where == "act":
             _start_watchdog()
-    elif where is None or time.monotonic() > _deadline or not _reschedule_signal():
+    elif where is None or real_time.monotonic() > _deadline or not _reschedule_signal():
         _end(session)
 
 
@@ -176,10 +180,10 @@ def _end(session: RunningSession) -> None:
     deadline = _start_watchdog()
     try:
         logger.warning("signal.received", budget_seconds=SIGTERM_SECONDS)
-        session.shutdown(max(deadline - time.monotonic() - _FINAL_WRITE_SECONDS, 0.5), reason="SIGTERM")
+        session.shutdown(max(deadline - real_time.monotonic() - _FINAL_WRITE_SECONDS, 0.5), reason="SIGTERM")
     finally:
         if _watchdog:
-            os.kill(_watchdog, signal.SIGKILL)
+            fork.kill(_watchdog, signal.SIGKILL)
             fork.reap(_watchdog, block=True)
         _die()
 
@@ -189,17 +193,17 @@ def _start_watchdog() -> float:
     thread could. Return the deadline.
     """
     global _watchdog
-    deadline = time.monotonic() + SIGTERM_SECONDS if _deadline is None else _deadline
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    deadline = real_time.monotonic() + SIGTERM_SECONDS if _deadline is None else _deadline
+    signals.signal(signals.SIGTERM, signals.SIG_DFL)
     if _watchdog is not None:
         return deadline
     parent, _watchdog = os.getpid(), 0
 
     def watch_over(_send: fork.Send) -> None:
-        while os.getppid() == parent and time.monotonic() < deadline:
+        while os.getppid() == parent and real_time.monotonic() < deadline:
             time.sleep(0.05)
         if os.getppid() == parent:
-            os.kill(parent, signal.SIGTERM)
+            fork.kill(parent, signal.SIGTERM)
 
     with fork.signals_held() as mask:
         try:
@@ -211,31 +215,31 @@ def _start_watchdog() -> float:
 
 
 def _die() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    os.kill(os.getpid(), signal.SIGTERM)
+    signals.signal(signals.SIGTERM, signals.SIG_DFL)
+    fork.kill(os.getpid(), signal.SIGTERM)
 
 
 def _before_fork() -> None:
     """Block our SIGTERM until the child has the default action: until then Python would drop a signal
     to a new worker.
     """
-    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    if signals.getsignal(signal.SIGTERM) is _on_sigterm:
+        before = signals.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
         _masks[threading.get_ident()] = {int(number) for number in before}
 
 
 def _in_parent() -> None:
     mask = _masks.pop(threading.get_ident(), None)
     if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signals.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _in_child() -> None:
     """Run after os.fork in the child: no session, and the default action of SIGTERM."""
     global _session, _deadline, _is_resent, _put_off, _watchdog, _guarding
     _deadline, _is_resent, _put_off, _watchdog, _guarding = None, False, False, None, False
-    if signal.getsignal(signal.SIGTERM) is _on_sigterm:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    if signals.getsignal(signal.SIGTERM) is _on_sigterm:
+        signals.signal(signals.SIGTERM, signals.SIG_DFL)
     _in_parent()
     _masks.clear()
     if _session is None:

@@ -8,10 +8,10 @@ of other machines cannot be checked, so their files stay.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from stepprof.host import real_time
 from stepprof.host.atomic_files import is_left_over
 from stepprof.interrupts import ignored, ours
 from stepprof.run.layout import AFTER, REQUESTS, SPANS, STATUS, step_number
@@ -24,10 +24,10 @@ def remove_leftovers(run: Path, seconds: float) -> int:
         run: the run directory.
         seconds: start no further folder after this.
     """
-    deadline = time.monotonic() + seconds
+    deadline = real_time.monotonic() + seconds
     removed = 0
     for folder in _folders(run):
-        if time.monotonic() > deadline:
+        if real_time.monotonic() > deadline:
             break
         for name in _names(folder, _is_our_hidden_file):
             if is_left_over(name):

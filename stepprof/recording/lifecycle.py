@@ -11,7 +11,6 @@ import os
 import platform
 import sys
 import threading
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from stepprof.backends import check_plugins
 from stepprof.config.config import Config, ignored_variables, load
 from stepprof.config.loaders import CONFIG_VARIABLE, KEY_OF_VARIABLE
 from stepprof.errors import ConfigError
+from stepprof.host import real_time
 from stepprof.host.command_line import command_line
 from stepprof.host.git_commit import git_commit
 from stepprof.host.rank import find_identity
@@ -173,7 +173,7 @@ def describe(config: Config) -> dict[str, object]:
     if isinstance(cuda, str):
         versions["cuda"] = cuda
     return {
-        "created_unix_ns": time.time_ns(),
+        "created_unix_ns": real_time.time_ns(),
         "command": _command(),
         "commit": _commit(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",

@@ -9,11 +9,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from stepprof.errors import BackendError, StateError, StepprofError
+from stepprof.host import real_time
 from stepprof.host.frames import frames
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.instrument.context import unfinished_windows
 from stepprof.interrupts import ours
 from stepprof.log import logger
@@ -110,9 +111,9 @@ class LocalTarget:
         try:
             taken = access.acquire(0)
             if not taken:
-                began = time.perf_counter()
+                began = real_time.perf_counter()
                 taken = access.acquire(wait_seconds)
-                timing.waited(time.perf_counter() - began)
+                timing.waited(real_time.perf_counter() - began)
         except StateError as error:
             self._skip(ticket, ReasonCode.BUSY, str(error))
             return
@@ -283,8 +284,12 @@ class LocalTarget:
         if capture is None or self.capturer.machine.on_owning_thread():
             return
         capture.request = capture.request or Ending("partial", ReasonCode.ENDED_EARLY, reason)
-        deadline = time.monotonic() + timeout
-        while self.capturer.capture is capture and capture.thread in frames() and time.monotonic() < deadline:
+        deadline = real_time.monotonic() + timeout
+        while (
+            self.capturer.capture is capture
+            and capture.thread in frames()
+            and real_time.monotonic() < deadline
+        ):
             time.sleep(0.01)
 
     def abort(self, reason: str, timeout: float) -> None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.entry_times import Timing
@@ -115,7 +115,7 @@ class OutOfMemory:
         from stepprof.backends.memory.api import history
         from stepprof.backends.memory.backend import SnapshotFile
 
-        timing = Timing(time.perf_counter_ns())
+        timing = Timing(real_time.perf_counter_ns())
         timing.end(timing.entered_ns)  # a moment; the time of the snapshot is counted separately
         reason = (
             f"out of memory on CUDA device {event['device']}: {event['asked_bytes']:,} bytes requested, "
@@ -160,7 +160,7 @@ class OutOfMemory:
                 **event,
             )
         finally:
-            record.stall_seconds = round((time.perf_counter_ns() - timing.entered_ns) / 1e9, 6)
+            record.stall_seconds = round((real_time.perf_counter_ns() - timing.entered_ns) / 1e9, 6)
             fragment.write()
 
 

@@ -19,12 +19,12 @@ import os
 import secrets
 import socket
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepprof.formatting import install
+from stepprof.host import real_time
 from stepprof.host.clock import Anchor
 from stepprof.instrument.announced_window import AnnouncedWindow
 from stepprof.instrument.attributes import plain
@@ -235,7 +235,7 @@ class Sender:
             if not self._ending:
                 self._wake.wait(EVERY_SECONDS)
             self._wake.clear()
-            while self._queue and (self._ending or time.monotonic() >= self._paused_until):
+            while self._queue and (self._ending or real_time.monotonic() >= self._paused_until):
                 if not self._send() and self._ending:
                     break
             if self._ending:
@@ -264,7 +264,7 @@ class Sender:
             self._failed = False
             return True
         self.dropped += len(batch)
-        self._paused_until = time.monotonic() + PAUSE_SECONDS
+        self._paused_until = real_time.monotonic() + PAUSE_SECONDS
         if not self._failed:
             self._failed = True
             logger.warning("otel.failed", reason=reason, spans=len(batch))

@@ -10,10 +10,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping
 from threading import get_ident
-from time import perf_counter_ns, thread_time_ns
 from typing import TYPE_CHECKING, Any
 
 from stepprof.backends.base import keep_forever
+from stepprof.host.real_time import perf_counter_ns, thread_time_ns
 from stepprof.instrument import context
 from stepprof.instrument.attributes import short_name
 from stepprof.instrument.scope import Measured, Scope, current_scope, newest

@@ -12,12 +12,12 @@ import asyncio
 import concurrent.futures
 import os
 import threading
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 from stepprof.config.config import Config, Policy
 from stepprof.errors import ConfigError, StepprofError
+from stepprof.host import real_time
 from stepprof.host.rank import Identity
 from stepprof.instrument.context import cell
 from stepprof.instrument.span_recorder import Recorder
@@ -250,7 +250,9 @@ class Session:
                 with bound(window.fields):
                     loop = self.recorder.running_loop()
                     bracket = self.fleet.enter(window, policy, loop, strict=self.config.strict)
-        return Ticket(window, policy, Timing(time.perf_counter_ns(), early.waited_seconds), bracket=bracket)
+        return Ticket(
+            window, policy, Timing(real_time.perf_counter_ns(), early.waited_seconds), bracket=bracket
+        )
 
     def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
         """Close a window whose entry or exit was interrupted, because nothing else will."""
@@ -294,11 +296,11 @@ class Session:
                     early.bracket = fleet.begin(early.window, policy)
                 await early.bracket.started()
                 self.publish()
-            began = time.perf_counter()
+            began = real_time.perf_counter()
             most = policy.engine_stop_timeout_seconds
-            while self.local.capturer.access.held_elsewhere and time.perf_counter() - began < most:
+            while self.local.capturer.access.held_elsewhere and real_time.perf_counter() - began < most:
                 await asyncio.sleep(0.005)
-            early.waited_seconds = time.perf_counter() - began
+            early.waited_seconds = real_time.perf_counter() - began
         except BaseException:
             early.cancel("the coroutine was cancelled while its window was entered")
             raise
@@ -481,7 +483,7 @@ class Session:
         if cell.session is self and self.recorder.keep:
             self._guard(lambda: self.recorder.pending.extend(self.local.unfinished()))
         limit = EXPORT_SECONDS if timeout is None else timeout
-        deadline = time.monotonic() + limit
+        deadline = real_time.monotonic() + limit
         fleet = self.fleet
         if fleet is not None:
             fleet.send_stops(reason, self.recorder.running_loop())
@@ -493,30 +495,30 @@ class Session:
         self._guard(lambda: self.local.abort(reason, max(limit, 0.1)))
         self._guard(self.local.capturer.exports.submit_all)
         if fleet is not None:
-            fleet.close(reason, max(deadline - time.monotonic(), 0.0), self.recorder.running_loop())
-        if not self.exporter.finish(max(deadline - time.monotonic(), 0.0)):
+            fleet.close(reason, max(deadline - real_time.monotonic(), 0.0), self.recorder.running_loop())
+        if not self.exporter.finish(max(deadline - real_time.monotonic(), 0.0)):
             logger.warning("export.unfinished", exports=self.exporter.pending(), seconds=limit)
         for role, steps in () if self.lent else self.selector.never_entered():  # else the driver reports it
             logger.warning("step.not_reached", steps=str(steps), role=role, rank=self.rank)
         for mistake in self.selector.matched_nothing():
             logger.warning("rank.nonexistent", reason=mistake)
-        self.background.stop(max(deadline - time.monotonic(), 1.0))
+        self.background.stop(max(deadline - real_time.monotonic(), 1.0))
         evidence = self.local.capturer.evidence
         if evidence is not None:
             evidence.close()
         self._guard(self._notice.close)
         self._spans.drain(self.recorder)
         self._spans.close()
-        self._readers.close(max(deadline - time.monotonic(), 0.0))
+        self._readers.close(max(deadline - real_time.monotonic(), 0.0))
         after = self.after
         if after is not None:
             self._guard(
-                lambda: after.finish_uploads(max(deadline - time.monotonic(), 0.0), self._spans.files)
+                lambda: after.finish_uploads(max(deadline - real_time.monotonic(), 0.0), self._spans.files)
             )
         self.publish()
         self._guard(self.live.close)
         if after is not None:
-            self._guard(lambda: after.close(max(deadline - time.monotonic(), 0.0)))
+            self._guard(lambda: after.close(max(deadline - real_time.monotonic(), 0.0)))
         path = self.path
         if self.rank == 0 and path is not None:  # one process of the run: each would list the files of all
             self._guard(lambda: remove_leftovers(path, LEFTOVER_SECONDS))

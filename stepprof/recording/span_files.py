@@ -6,10 +6,10 @@ import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from time import perf_counter_ns
 from typing import TYPE_CHECKING
 
 from stepprof.host.clock import Anchor
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.instrument.attributes import plain
 from stepprof.instrument.scope import LONGEST_NAME, Measured
 from stepprof.interrupts import ours

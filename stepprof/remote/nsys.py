@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING
 from stepprof.backends.nsys.process import Launch, launch_of, under_nsys
 from stepprof.backends.nsys.reports import RangeCount, Report, ranges
 from stepprof.backends.nsys.secrets import warn_of_secrets
+from stepprof.host import real_time
 from stepprof.remote.base import Stopped
 from stepprof.remote.loop import in_thread
 from stepprof.run.model import Capture
@@ -78,7 +78,7 @@ class NsysPart:
         """Start the engine. Nothing is sent if this process's own capture has an open range: the
         engine is in it, and the engine's stop would end it. Raises what `send` raises.
         """
-        began, count = time.time(), started.count
+        began, count = real_time.time(), started.count
         if started.under and started.launch is not None:
             warn_of_secrets(window.nsys, started.launch, started.environ)
         if count.of_this_process:

@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ class Timing:
     def waited(self, seconds: float) -> None:
         """Add a completed wait."""
         self.waited_seconds += seconds
-        self.entered_ns = time.perf_counter_ns()
+        self.entered_ns = real_time.perf_counter_ns()
 
     def armed(self, began_ns: int, ended_ns: int) -> None:
         """Set when the backend was armed for it: after the entry, or long before."""
@@ -49,8 +50,8 @@ class Timing:
             return
         self.began_ns = now_ns
         self._thread = threading.get_native_id()
-        self._thread_began_ns = time.thread_time_ns()
-        self._cpu_began_ns = time.process_time_ns()
+        self._thread_began_ns = real_time.thread_time_ns()
+        self._cpu_began_ns = real_time.process_time_ns()
 
     def end(self, now_ns: int, *, moved: bool = False) -> bool:
         """End the body, or its capture before it. Only the first call counts; return whether this was
@@ -67,9 +68,9 @@ class Timing:
         if self.began_ns is None:
             self.begin(now_ns)
         self.ended_ns = now_ns
-        self._cpu_ns = time.process_time_ns() - self._cpu_began_ns
+        self._cpu_ns = real_time.process_time_ns() - self._cpu_began_ns
         if threading.get_native_id() == self._thread:
-            self._thread_cpu_ns = time.thread_time_ns() - self._thread_began_ns
+            self._thread_cpu_ns = real_time.thread_time_ns() - self._thread_began_ns
         elif not moved:
             thread_ns = _cpu_ns_of(self._thread)
             self._thread_cpu_ns = None if thread_ns is None else thread_ns - self._thread_began_ns

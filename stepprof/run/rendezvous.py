@@ -38,6 +38,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepprof.errors import ConfigError
+from stepprof.host import real_time
 from stepprof.host.atomic_files import write_exclusively
 from stepprof.host.own_files import is_foreign, owner_for, read_own
 from stepprof.host.plain_json import parse_json
@@ -251,7 +252,7 @@ def _read_patiently(path: Path) -> dict[str, object] | None:
 
     A file that can never become valid is not waited for.
     """
-    deadline = time.monotonic() + _UNREADABLE_SECONDS
+    deadline = real_time.monotonic() + _UNREADABLE_SECONDS
     pause = 0.001
     while True:
         try:
@@ -259,7 +260,7 @@ def _read_patiently(path: Path) -> dict[str, object] | None:
         except ConfigError:
             return None
         except ours(OSError, ValueError, RecursionError) as error:
-            if time.monotonic() > deadline or getattr(error, "errno", None) in _NEVER:
+            if real_time.monotonic() > deadline or getattr(error, "errno", None) in _NEVER:
                 return None
         time.sleep(pause)
         pause = min(2 * pause, 0.1)
@@ -293,5 +294,5 @@ def _unix_seconds(ticks: int | None) -> float:
     except ours(OSError):
         booted = None
     if ticks is None or booted is None:
-        return time.time()
+        return real_time.time()
     return int(booted[1]) + ticks / os.sysconf("SC_CLK_TCK")

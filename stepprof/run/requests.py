@@ -15,7 +15,6 @@ import os
 import re
 import secrets
 import socket
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from stepprof.config.policy import Policy, RolePolicy, arguments, resolve
 from stepprof.config.selection import Ranks, Steps
 from stepprof.config.validators import keys_of, made_of, nearest, role_name, under, whole
 from stepprof.errors import ConfigError
+from stepprof.host import real_time
 from stepprof.host.atomic_files import write_exclusively
 from stepprof.host.own_files import read_own
 from stepprof.host.plain_json import parse_json
@@ -98,7 +98,7 @@ class Request:
             role=role,
             changes={key: value for key, value in changes.items() if value is not None},
             reason=reason,
-            made_unix_ns=time.time_ns(),
+            made_unix_ns=real_time.time_ns(),
             by=f"{_user()}@{socket.gethostname()}:{os.getpid()}",
         )
 

@@ -8,7 +8,6 @@ was started again since. The types of all values are checked.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 from stepprof.config.selection import Steps
 from stepprof.errors import ConfigError
 from stepprof.formatting import ranges
+from stepprof.host import real_time
 from stepprof.host.plain_files import json_files, read_table
 from stepprof.host.process_identity import is_alive
 from stepprof.run.layout import STATUS
@@ -88,7 +88,7 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 def _age(published_ns: int, changed_ns: int | None) -> float:
     """Return the age of a file by its writer's or the file system's clock: one node's may be wrong by hours."""
-    now = time.time_ns()
+    now = real_time.time_ns()
     ages = [(now - at) / 1e9 for at in (published_ns, changed_ns) if at is not None]
     return min((age for age in ages if age >= 0), default=0.0)
 

@@ -17,6 +17,7 @@ from typing import Any
 from stepprof.config.config import Config
 from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
+from stepprof.host import real_time
 from stepprof.host.own_files import own_uid
 from stepprof.instrument.context import cell
 from stepprof.run.reachable_steps import reachable_step
@@ -115,10 +116,10 @@ def answers(path: Path, name: str) -> dict[str, list[dict[str, Any]]]:
 
 def wait_for_answers(path: Path, name: str, seconds: float) -> dict[str, list[dict[str, Any]]]:
     """Return `answers` once every live process has answered, or after `seconds`."""
-    deadline = time.monotonic() + seconds
+    deadline = real_time.monotonic() + seconds
     while True:
         found = answers(path, name)
-        if (found and "unseen" not in found) or time.monotonic() >= deadline:
+        if (found and "unseen" not in found) or real_time.monotonic() >= deadline:
             return found
         time.sleep(0.1)
 

@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import pickle
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +24,7 @@ from stepprof.config.options.memory import MemoryOptions
 from stepprof.errors import BackendError
 from stepprof.formats.memory_peaks import device_peaks, entries_of
 from stepprof.formatting import install
+from stepprof.host import real_time
 from stepprof.host.atomic_files import publish
 from stepprof.interrupts import ours
 from stepprof.log import logger
@@ -197,7 +197,7 @@ class SnapshotFile(Export):
         devices = [{**stats, **history_of.get(stats["device"], {})} for stats in self._about["devices"]]
         content = {
             "stepprof": self._metadata,
-            "written_unix_ns": time.time_ns(),
+            "written_unix_ns": real_time.time_ns(),
             **self._about,
             "devices": devices,
         }

@@ -12,12 +12,12 @@ import os
 import shutil
 import stat
 import threading
-import time
 from pathlib import Path
 
 from stepprof.backends.base import Export, ExportError
 from stepprof.backends.nsys.process import SUFFIX, Launch, is_being_written
 from stepprof.config.options.nsys import NsysOptions
+from stepprof.host import real_time
 from stepprof.host.atomic_files import publish
 from stepprof.host.plain_files import open_plain
 from stepprof.interrupts import ignored, ours
@@ -85,7 +85,7 @@ class RangeCount:
             if self.open and number in (None, self.begun):
                 self.open = self.of_this_process = False
                 self.ended = self.begun
-                self.ended_at = time.monotonic()
+                self.ended_at = real_time.monotonic()
 
     def withdraw(self, number: int) -> None:
         """Withdraw a range that was never begun."""
@@ -142,7 +142,7 @@ class Report(Export):
         self._timeout = options.report_timeout_seconds
         self._impossible = impossible
         self._count = count
-        self._began = time.time() if began is None else began
+        self._began = real_time.time() if began is None else began
         self._label = f"range {number} of process {os.getpid() if pid is None else pid}"
         self._until: float | None = None
         self._hurried = threading.Event()
@@ -165,7 +165,7 @@ class Report(Export):
     @property
     def pause_seconds(self) -> float:
         """Return how long to wait before the next check."""
-        return min(self._pause, max(self._deadline() - time.monotonic(), 0.01))
+        return min(self._pause, max(self._deadline() - real_time.monotonic(), 0.01))
 
     def look(self) -> Artifact | None:
         """Move the report and return it; None while it may still arrive. Raises ReportLost, or
@@ -173,7 +173,7 @@ class Report(Export):
         """
         if self._impossible is not None:
             raise ReportLost(self._impossible)
-        now = time.monotonic()
+        now = real_time.monotonic()
         path = self._launch.find(self._number)
         size = self._size(path)
         self._pause = min(self._pause * 1.5, _LOOK_SECONDS[1])

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.config.options.torch import TorchOptions
-from stepprof.interrupts import ours
+from stepprof.interrupts import ignored, ours
 
 _DEVICE_FILES = ("/dev/nvidia-uvm", "/dev/davinci", "/dev/kfd", "/dev/accel")
 _DRIVERS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
@@ -165,6 +165,14 @@ class TorchApi:
 
     def forget_dead_session(self) -> None:
         """Clear the process-wide flag after our session whose thread has ended, or whose stop was interrupted: nothing else does."""
+        self.profiler._run_on_profiler_stop()
+
+    def turn_off(self, session: Any, activities: set[Any]) -> None:
+        """Record nothing more in this process, a forked child, without a stop, which would copy all events."""
+        with ignored(Exception):  # this torch cannot do it
+            session.toggle_collection_dynamic(False, activities)
+        if session.with_stack:
+            sys.setprofile(None)
         self.profiler._run_on_profiler_stop()
 
     @staticmethod

@@ -263,6 +263,7 @@ class TorchBackend(Backend):
         self._names = {}
         try:
             self._phase = "prepared"
+            _holder[:] = [self]
             self._session.prepare_trace()
             self._session.start_trace()
             self._phase = "recording"
@@ -284,9 +285,7 @@ class TorchBackend(Backend):
         if self.thread_bound or not api.is_recording():
             self._session.stop_trace()
         else:
-            # a device's own ranges stay on: removing them waits for the device
-            names = ("CPU",) if self._on_device else ("CPU", "CUDA", "XPU")
-            stop_all_threads(self._session, api.named(names))
+            stop_all_threads(self._session, self._named_off(api))
 
     def stop_at_exit(self) -> None:
         """At the end of the process, stop a session whose own thread will not. Its events are lost either way."""
@@ -302,8 +301,34 @@ class TorchBackend(Backend):
 
     def _release(self) -> None:
         self._session, self._phase = None, "idle"
+        _holder.clear()
         slot.release(self)
 
+    def end_in_child(self) -> None:
+        """Record no ops in a child that was forked meanwhile: each would take 1 kB for ever. What was recorded is the parent's."""
+        api = self._api
+        if api is None:
+            return
+        if self._phase == "recording":
+            api.turn_off(self._session, self._named_off(api))
+        self._release()
+
+    def _named_off(self, api: TorchApi) -> set[Any]:
+        """Return the activities to turn off. A device's own ranges stay on: removing them waits for the device."""
+        return api.named(("CPU",) if self._on_device else ("CPU", "CUDA", "XPU"))
+
+
+_holder: list[TorchBackend] = []
+"""The backend whose session is prepared or records, if there is one."""
+
+
+def _in_child() -> None:
+    for backend in tuple(_holder):
+        backend.end_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
 
 _stranded: list[TorchBackend] = []
 

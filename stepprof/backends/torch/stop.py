@@ -20,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from stepprof.host import real_time
 from stepprof.interrupts import ignored, ours
 
 CALLBACK_NS = 1_000_000
@@ -50,8 +51,8 @@ def _wait_for_callbacks() -> None:
     """Wait until each other thread has slept, or has run for long enough."""
     me = threading.get_native_id()
     inside = {thread: _processor_ns(thread) for thread in _threads() if thread != me and _is_up(thread)}
-    deadline = time.monotonic() + LEAVE_SECONDS
-    while inside and time.monotonic() < deadline:
+    deadline = real_time.monotonic() + LEAVE_SECONDS
+    while inside and real_time.monotonic() < deadline:
         time.sleep(_LOOK_SECONDS)
         inside = {
             thread: before

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host import real_time
 from stepprof.instrument.context import open_windows
 from stepprof.instrument.scope import last_open, newest
 from stepprof.recording.control.request_inbox import OVERLAP, Control
@@ -97,7 +97,7 @@ class Pace:
         before, at = self._noticed
         if before == step:
             return at
-        now = time.time_ns()
+        now = real_time.time_ns()
         if before is not None and at is not None and step is not None and step > before:
             self._sampled = max(now - at, 0) / 1e9 / (step - before)
         self._noticed = step, now
@@ -114,7 +114,7 @@ class Live:
 
     def __init__(self, session: RunningSession, run: RunDir) -> None:
         self._session = session
-        self._clock = time.time() - time.monotonic()
+        self._clock = real_time.time() - real_time.monotonic()
         self.pace = Pace()
         probe = session.local.capturer.backends.probe
         self.control = Control(run.path, session.selector, probe, self._begun, self._elsewhere)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import os
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from stepprof.config.selection import Steps
 from stepprof.errors import ConfigError
+from stepprof.host import real_time
 from stepprof.host.own_files import own_uid, read_own
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
@@ -134,7 +134,7 @@ class Control:
 
     def look(self) -> None:
         """Read new requests and update the outcomes, at most once a second."""
-        now = time.monotonic()
+        now = real_time.monotonic()
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now

@@ -10,11 +10,11 @@ If the folder cannot be written, one line is logged, and the job goes on.
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host import real_time
 from stepprof.host.atomic_files import write_atomically, write_exclusively
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
@@ -53,7 +53,7 @@ class Publisher:
         self._origin = origin
         self._look = look
         self._look_on = look_on
-        self._started_ns = time.time_ns()
+        self._started_ns = real_time.time_ns()
         self._path: Path | None = None
         self._of: int | str | None = None
         self._published: object = None
@@ -63,7 +63,7 @@ class Publisher:
 
     def publish(self) -> None:
         """Do a round: publish what is new, or a heartbeat, no more often than necessary."""
-        now = time.monotonic()
+        now = real_time.monotonic()
         age = now - self._written
         if age < LEAST_SECONDS or (self._failed and age < BEAT_SECONDS):
             return
@@ -87,13 +87,13 @@ class Publisher:
             pid=origin.pid,
             writer=origin.writer,
             started_unix_ns=self._started_ns,
-            published_unix_ns=time.time_ns(),
+            published_unix_ns=real_time.time_ns(),
             beat_seconds=BEAT_SECONDS,
             ended=ended,
             **condition,
             **progress,
         )
-        self._written = time.monotonic()
+        self._written = real_time.monotonic()
         try:
             data = json.dumps({"schema_version": 1, **content.to_dict()}, default=str).encode()
             if self._path is None or self._of != origin.rank:

@@ -12,11 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
 from itertools import islice
 from pathlib import Path, PurePath
-from time import thread_time_ns
 from types import CodeType
 from typing import TYPE_CHECKING
 
 from stepprof.host.kernel_times import storage_bytes
+from stepprof.host.real_time import thread_time_ns
 from stepprof.instrument.scope import Scope, newest
 from stepprof.interrupts import ours
 from stepprof.log import logger

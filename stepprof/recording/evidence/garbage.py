@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import perf_counter_ns
+
+from stepprof.host.real_time import perf_counter_ns
 
 SHORT_NS = 1_000_000
 """Collections below this are merged."""

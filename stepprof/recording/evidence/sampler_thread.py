@@ -10,8 +10,9 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from time import perf_counter_ns, sleep
+from time import sleep
 
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.evidence import SAMPLE_NS

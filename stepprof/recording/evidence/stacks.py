@@ -13,11 +13,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate, chain, repeat
 from operator import attrgetter, methodcaller
-from time import perf_counter_ns
 from types import CodeType
 
 from stepprof.host.frames import frames_once
 from stepprof.host.kernel_times import ThreadTimes
+from stepprof.host.real_time import perf_counter_ns
 from stepprof.interrupts import ignored
 from stepprof.recording.evidence.busy_threads import busy_threads
 from stepprof.recording.evidence.garbage import GarbageWatch

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from itertools import chain, compress, islice, repeat, takewhile
 from operator import eq, itemgetter, methodcaller
 from pathlib import Path
-from time import perf_counter_ns
 from types import CodeType
 from typing import Any, NamedTuple
+
+from stepprof.host.real_time import perf_counter_ns
 
 MOST_TASKS = 64
 """With more tasks nothing is counted: a part of them could lack those that have passed."""

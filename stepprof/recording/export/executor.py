@@ -20,11 +20,11 @@ import os
 import select
 import signal
 import threading
-import time
 import weakref
 from dataclasses import dataclass
 
 from stepprof.backends.base import Export, ExportCall
+from stepprof.host import real_time
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.recording.export import fork
@@ -88,7 +88,7 @@ class _Child:
 
     def look(self) -> bool:
         """Return whether it has hung on a lock for `HANG_SECONDS`."""
-        now, waits = time.perf_counter(), lock_waits(self.pid)
+        now, waits = real_time.perf_counter(), lock_waits(self.pid)
         if waits is None or waits != self.waits:
             self.waits, self.waits_since = waits, now
         # for good: one that was killed takes a moment to die, and waits for nothing then
@@ -131,7 +131,7 @@ class Exporter:
 
         `in_child` is called in a forked child with its result, before the parent gets it: the parent may have died.
         """
-        job = ExportJob(label, thunk, on_done, time.perf_counter(), in_child=in_child)
+        job = ExportJob(label, thunk, on_done, real_time.perf_counter(), in_child=in_child)
         try:
             with self._lock:
                 self._jobs[job] = None
@@ -164,20 +164,20 @@ class Exporter:
 
     def finish(self, timeout: float) -> bool:
         """Final wait at shutdown. Jobs that block on an external tool get the deadline through `hurry()`."""
-        until = time.monotonic() + timeout
+        until = real_time.monotonic() + timeout
         with self._lock:
             thunks = [job.thunk for job in self._jobs]
         for thunk in thunks:
             if isinstance(thunk, Export):
                 thunk.hurry(until - min(HURRY_SECONDS, timeout / 2))
-        return self.wait(max(until - time.monotonic(), 0.0))
+        return self.wait(max(until - real_time.monotonic(), 0.0))
 
     # -- in place, and in a thread
 
     def _run(self, job: ExportJob, *, stalls: bool = True) -> None:
-        began = time.perf_counter()
+        began = real_time.perf_counter()
         artifacts, error, outcome = perform(job.thunk)
-        ended = time.perf_counter()
+        ended = real_time.perf_counter()
         if stalls:
             job.stall_seconds = ended - job.submitted
         self._finish(job, artifacts, error, ended - began, outcome)
@@ -187,7 +187,7 @@ class Exporter:
             target=self._run, args=(job,), kwargs={"stalls": False}, name="stepprof-export", daemon=True
         )
         try:
-            job.stall_seconds = time.perf_counter() - job.submitted
+            job.stall_seconds = real_time.perf_counter() - job.submitted
             job.threaded = True
             thread.start()
         except ours(RuntimeError) as error:  # no more threads, or the interpreter is shutting down
@@ -233,12 +233,12 @@ class Exporter:
             with fork.signals_held() as mask:
                 try:
                     pid, pipe = fork.fork_for(lambda send: report(job, send), mask)
-                    child = _Child(job, pid, pipe, time.perf_counter())
+                    child = _Child(job, pid, pipe, real_time.perf_counter())
                 except ours(OSError, RuntimeError) as error:
                     failure = error
                 finally:
                     if on_caller:
-                        job.stall_seconds = time.perf_counter() - job.submitted
+                        job.stall_seconds = real_time.perf_counter() - job.submitted
                     with self._lock:
                         self._forking -= 1
                         if child is not None:
@@ -301,13 +301,13 @@ class Exporter:
             return self._queue.popleft()
 
     def _look_after(self, child: _Child) -> None:
-        late = time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
+        late = real_time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
         status = fork.reap(child.pid, block=child.pid == 0 and (late or child.at_end))
         if status is fork.RUNNING:
             # 0 would be every process of our group
             if child.pid and (late or child.look()):
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(child.pid, signal.SIGKILL)
+                    fork.kill(child.pid, signal.SIGKILL)
             return
         child.received += fork.drained(child.pipe)
         with ignored(OSError):
@@ -320,7 +320,7 @@ class Exporter:
             self._run_again(child.job)
         else:
             error = f"the export process {fork.how_it_ended(status)} before its file was complete"
-            self._finish(child.job, (), error, time.perf_counter() - child.began)
+            self._finish(child.job, (), error, real_time.perf_counter() - child.began)
 
     def _run_again(self, job: ExportJob) -> None:
         """Run the job of a child that hung and was killed, here in the parent."""

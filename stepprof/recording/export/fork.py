@@ -3,7 +3,8 @@
 A fork is the only way past the GIL that already has the captured events in its memory. The forked
 copy of a training process obeys these rules:
 
-* It runs no user code except hooks of `os.register_at_fork`: no garbage collection, no atexit, no signal handler. It always leaves by `os._exit`.
+* It runs no user code except hooks of `os.register_at_fork`: no garbage collection, no atexit, no signal handler. It always
+  leaves by the system's own exit: tools replace `os._exit` (Scalene by `sys.exit`), and an exception would unwind the job's frames.
 * It closes all sockets: if the job dies, its peers notice at once, and its ports are free.
 * If memory runs out, the kernel kills the child and not the job. If the parent dies, the child still finishes its file, or ends after `LIFE_SECONDS`.
 * Python 3.12 and later warn of a fork in a process with threads. As an error, that warning would lose the pid of the child.
@@ -23,6 +24,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from stepprof.host.system_calls import signals, system
+
 LIFE_SECONDS = 900
 """The kernel ends a child after this, also one that hangs and has lost its parent."""
 
@@ -41,11 +44,11 @@ def signals_held() -> Iterator[set[int]]:
     """Block every signal of this thread until the block ends: right after the fork it would run the
     parent's handler in the child. Yield the mask to restore.
     """
-    before = {int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())}
+    before = {int(number) for number in signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())}
     try:
         yield before
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signals.pthread_sigmask(signals.SIG_SETMASK, before)
 
 
 def fork_for(work: Callable[[Send], None], mask: set[int]) -> tuple[int, int]:
@@ -66,7 +69,7 @@ def fork_for(work: Callable[[Send], None], mask: set[int]) -> tuple[int, int]:
             "ignore", "This process .* is multi-threaded", DeprecationWarning, rf"{re.escape(__name__)}$"
         )
         try:
-            pid = os.fork()
+            pid = system.fork()
         except (
             DeprecationWarning
         ):  # another thread has just reset the filter: the child exists and sends its pid
@@ -98,7 +101,15 @@ def _be_child(work: Callable[[Send], None], writer: int, mask: set[int]) -> NoRe
     except BaseException:  # noqa: BLE001 - in a forked copy of the user's program no exception may propagate; the parent sees the exit status
         code = 71
     finally:
-        os._exit(code)
+        _leave(code)
+
+
+def _leave(code: int) -> NoReturn:
+    """End this process now."""
+    while True:
+        with contextlib.suppress(BaseException):  # a tool has replaced that one too
+            system._exit(code)
+        system.kill(system.getpid(), signals.SIGKILL)
 
 
 def _write(writer: int, data: bytes) -> None:
@@ -107,15 +118,15 @@ def _write(writer: int, data: bytes) -> None:
 
 
 def _reset_signals(mask: set[int]) -> None:
-    signal.set_wakeup_fd(-1)  # of an asyncio loop: the parent shares it
-    for number in signal.valid_signals():
-        if callable(signal.getsignal(number)):
-            signal.signal(number, signal.SIG_IGN)
+    signals.set_wakeup_fd(-1)  # of an asyncio loop: the parent shares it
+    for number in signals.valid_signals():
+        if callable(signals.getsignal(number)):
+            signals.signal(number, signals.SIG_IGN)
     for name in _IGNORED:
-        signal.signal(getattr(signal, name), signal.SIG_IGN)
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(LIFE_SECONDS)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask - {signal.SIGALRM})
+        signals.signal(getattr(signals, name), signals.SIG_IGN)
+    signals.signal(signals.SIGALRM, signals.SIG_DFL)
+    signals.alarm(LIFE_SECONDS)
+    signals.pthread_sigmask(signals.SIG_SETMASK, mask - {signals.SIGALRM})
 
 
 def _close_sockets() -> None:
@@ -141,6 +152,11 @@ def _step_back() -> None:
         file.write("1000")
 
 
+def kill(pid: int, number: int) -> None:
+    """Send a signal. Raises OSError."""
+    system.kill(pid, number)
+
+
 def reap(pid: int, *, block: bool) -> object:
     """Return the exit status of our child, RUNNING or UNKNOWN. Only this pid is waited for: other
     children are the user's.
@@ -148,7 +164,7 @@ def reap(pid: int, *, block: bool) -> object:
     if pid == 0:  # its pid was lost: only its pipe shows the result
         return UNKNOWN if block else RUNNING
     try:
-        done, status = os.waitpid(pid, 0 if block else os.WNOHANG)
+        done, status = system.waitpid(pid, 0 if block else os.WNOHANG)
     except ChildProcessError:  # other code of this process waits for every child, or ignores SIGCHLD
         return UNKNOWN
     return status if done else RUNNING

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import NamedTuple
 
 from stepprof.backends.base import ExportCall, ExportError
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.recording.export.fork import Send
 from stepprof.run.model import Artifact, Outcome
@@ -75,9 +75,9 @@ def perform(thunk: ExportCall | None) -> tuple[tuple[Artifact, ...], str | None,
 
 def report(job: ExportJob, send: Send) -> None:
     """Run the job in a child, send the report to its parent, and call `in_child`."""
-    began = time.perf_counter()
+    began = real_time.perf_counter()
     artifacts, error, outcome = perform(job.thunk)
-    seconds = time.perf_counter() - began
+    seconds = real_time.perf_counter() - began
     send(
         {
             "pid": os.getpid(),

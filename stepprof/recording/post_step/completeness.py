@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from stepprof.host import real_time
 from stepprof.host.own_files import is_foreign
 from stepprof.host.plain_files import json_files, read_table
 from stepprof.host.process_identity import is_alive
@@ -113,7 +113,7 @@ class Peers:
 
     def silent(self, process: str, report: object) -> bool:
         """Return whether a process has had the same report for SILENT_SECONDS, by this process's clock."""
-        now = time.monotonic()
+        now = real_time.monotonic()
         before = self._reports.get(process)
         if before is None or before[0] != report:
             self._reports[process] = (report, now)

@@ -13,11 +13,11 @@ import contextlib
 import json
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepprof.host import real_time
 from stepprof.host.atomic_files import last_number, suffixed, write_atomically, write_exclusively
 from stepprof.host.own_files import is_foreign
 from stepprof.host.plain_files import read_table
@@ -226,8 +226,8 @@ class Leader:
         if step.pending or not step.windows:
             self._settled_at.pop(number, None)
             return False
-        since = self._settled_at.setdefault(number, time.monotonic())
-        if here and time.monotonic() - since < LATE_SECONDS:
+        since = self._settled_at.setdefault(number, real_time.monotonic())
+        if here and real_time.monotonic() - since < LATE_SECONDS:
             return False
         self._whole[number] = step
         return True
@@ -264,13 +264,13 @@ class Leader:
         assert self._claim is not None  # noqa: S101 - narrows a type; no input decides it
         if final:
             self._sign(self._claim, over=True)
-        elif time.monotonic() - self._looked >= MANY_LOOK_SECONDS:
-            self._looked = time.monotonic()
+        elif real_time.monotonic() - self._looked >= MANY_LOOK_SECONDS:
+            self._looked = real_time.monotonic()
             self._sign(self._claim, over=False)
         return True
 
     def _take_over(self, *, final: bool) -> bool:
-        now = time.monotonic()
+        now = real_time.monotonic()
         if not final and now - self._looked < MANY_LOOK_SECONDS:
             return False
         self._looked = now
@@ -315,7 +315,7 @@ class Leader:
             write_atomically(path, self._content(over=over))
 
     def _content(self, *, over: bool) -> bytes:
-        return json.dumps({**self._header, "unix_ns": time.time_ns(), "over": over}).encode()
+        return json.dumps({**self._header, "unix_ns": real_time.time_ns(), "over": over}).encode()
 
 
 def _prunes(config: Config) -> bool:

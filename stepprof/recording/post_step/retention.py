@@ -11,10 +11,10 @@ import contextlib
 import json
 import os
 import stat
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
+from stepprof.host import real_time
 from stepprof.host.atomic_files import write_atomically, write_exclusively
 from stepprof.interrupts import ignored, ours
 from stepprof.recording.post_step.completeness import Step
@@ -58,7 +58,7 @@ def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> P
     """
     note = run / step_folder(step.number) / MANIFEST / PRUNED
     entry = PrunedEntry(
-        unix_ns=time.time_ns(),
+        unix_ns=real_time.time_ns(),
         reason=reason,
         files=len(step.artifacts),
         bytes=step.bytes,

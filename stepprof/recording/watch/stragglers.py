@@ -7,12 +7,12 @@ number of steps behind the median, times the duration of a step.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host import real_time
 from stepprof.log import logger
 from stepprof.recording.watch.baseline import median_of
 from stepprof.run.reachable_steps import reachable_step
@@ -76,7 +76,7 @@ class LagFinder:
     """Requests a recorded step of the rank."""
 
     name = "looking for ranks that lag"
-    _looked: float = field(default_factory=time.monotonic, init=False)
+    _looked: float = field(default_factory=real_time.monotonic, init=False)
     _behind: set[int] = field(default_factory=set, init=False)
 
     def take(self, spans: Sequence[Span]) -> None:
@@ -84,7 +84,7 @@ class LagFinder:
 
     def look(self) -> None:
         """Look at the other ranks from time to time, in one process."""
-        now = time.monotonic()
+        now = real_time.monotonic()
         if now - self._looked < EVERY_SECONDS or self.rank() not in OBSERVERS:
             return
         self._looked = now

@@ -6,13 +6,13 @@ It holds the window's entry in the manifest, and calls no driver: `stepprof.remo
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from transitions import MachineError
 
 from stepprof.errors import StateError
+from stepprof.host import real_time
 from stepprof.remote.core.event import Gate
 from stepprof.run.reasons import ReasonCode
 from stepprof.state_machine import LightMachine
@@ -154,7 +154,7 @@ class Recording:
         """Note that a window of its step has ended; the last one ends the capture."""
         self._open -= 1
         if self._open <= 0:
-            self.ended_ns = time.time_ns()
+            self.ended_ns = real_time.time_ns()
             self.stop.set()
 
     def cap(self, by: str) -> None:
@@ -165,7 +165,7 @@ class Recording:
 
     def begin_late(self, seconds: float) -> None:
         """Note that the window began without it, after this many seconds."""
-        self.begun_ns = self.begun_ns or time.time_ns()
+        self.begun_ns = self.begun_ns or real_time.time_ns()
         late = f"start acknowledged after more than {seconds:.3g} s; the beginning of the window is missing"
         self.late = self.late or late
 
@@ -174,7 +174,7 @@ class Recording:
         end = self.entry.end_unix_ns
         if end is None or not self.entry.pending:
             return
-        waited = (time.time_ns() - end) / 1e9
+        waited = (real_time.time_ns() - end) / 1e9
         what = "its window has closed, and its stop has not been answered"
         self.record_outcome(
             "lost",

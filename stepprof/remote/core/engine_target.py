@@ -9,10 +9,10 @@ stop are kept.
 from __future__ import annotations
 
 import asyncio
-import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from stepprof.host import real_time
 from stepprof.log import logger
 from stepprof.remote.base import RANKS, EngineFailure
 from stepprof.remote.core.device_leases import Turn
@@ -155,7 +155,7 @@ class EngineTarget(EngineState):
         self.commit("start", window)
         recording.send_start()
         self.armed = None
-        began = time.perf_counter()
+        began = real_time.perf_counter()
         try:
             await self.driver.start(window)
         except BaseException as error:  # noqa: BLE001 - a driver may raise anything, CancelledError too; the manifest and the log report it
@@ -164,8 +164,8 @@ class EngineTarget(EngineState):
         recording.start_answered()
         entry = recording.entry
         entry.update(
-            start_seconds=round(time.perf_counter() - began, 6),
-            start_unix_ns=recording.begun_ns or time.time_ns(),
+            start_seconds=round(real_time.perf_counter() - began, 6),
+            start_unix_ns=recording.begun_ns or real_time.time_ns(),
         )
         if recording.late is None:
             recording.record_outcome("lost", f"{LOST}{self._where()}", ReasonCode.RECORDING, pending=True)
@@ -180,13 +180,13 @@ class EngineTarget(EngineState):
             logger.warning("capture.capped", target=self.label, reason=capped_by)
         self.commit("stop", window, reason=capped_by)
         recording.send_stop()
-        recording.entry.end_unix_ns = recording.ended_ns or time.time_ns()
+        recording.entry.end_unix_ns = recording.ended_ns or real_time.time_ns()
         recording.save()  # the window has ended at a known time, regardless of the stop's result
-        began = time.perf_counter()
+        began = real_time.perf_counter()
         try:
             stopped = await self.driver.stop(window)
         finally:
-            recording.entry.stop_seconds = round(time.perf_counter() - began, 6)
+            recording.entry.stop_seconds = round(real_time.perf_counter() - began, 6)
         await self.compare_clocks()
         entry = recording.entry
         lacks = None if self.is_rank else lacking(window, stopped, entry, self.clock)
@@ -281,7 +281,7 @@ class EngineTarget(EngineState):
             answer_seconds: how long to wait, in all, for answers of the engine.
             timeout: how long to wait for pending exports and reports.
         """
-        began = time.monotonic()
+        began = real_time.monotonic()
         recording = self.recording
         self.detach()
         if recording is not None:
@@ -293,8 +293,8 @@ class EngineTarget(EngineState):
                 [recording.finished], answer_seconds
             ):
                 recording.note_unanswered()
-        await self.awaiting.end(max(began + timeout - time.monotonic(), 0.0))
-        spent = time.monotonic() - began
+        await self.awaiting.end(max(began + timeout - real_time.monotonic(), 0.0))
+        spent = real_time.monotonic() - began
         await self._close(max(answer_seconds - spent, LEAST_SECONDS), timeout - spent)
 
     async def _close(self, answer_seconds: float, timeout: float) -> None:
@@ -337,6 +337,6 @@ class EngineTarget(EngineState):
         gone = self.health == "dead" or (isinstance(error, EngineFailure) and error.lost)
         lost = self.machine.state == "flushing" and gone
         if entry.end_unix_ns is None and recording.sent:
-            entry.end_unix_ns = time.time_ns()
+            entry.end_unix_ns = real_time.time_ns()
         status: Outcome = "lost" if lost else "failed"
         recording.fail(status, describe_error(error), ReasonCode.ENGINE_FAILED, self.health)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from stepprof.host import real_time
 from stepprof.host.atomic_files import publish, write_atomically, write_temporary
 from stepprof.host.plain_files import read_table
 from stepprof.interrupts import ours
@@ -95,7 +95,7 @@ def _restate(
         return False
     if not reported["artifacts"] and entry.status != "lost":
         return True  # only the entry's own statement is known
-    end = entry.end_unix_ns or time.time_ns()
+    end = entry.end_unix_ns or real_time.time_ns()
     entry.update(**{**reported, "end_unix_ns": end, "artifacts": [*entry.artifacts, *reported["artifacts"]]})
     if fragment is None:
         content["engines"] = [each.to_dict() for each in entries]

@@ -6,11 +6,11 @@ The engine is free meanwhile, and the training loop continues. The entry says `l
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from stepprof.backends.base import ExportError
+from stepprof.host import real_time
 from stepprof.log import logger
 from stepprof.remote.core.inherited_captures import naming
 from stepprof.run.manifest_writer import as_entries, describe_error
@@ -74,7 +74,7 @@ class Awaiting:
         """Wait for pending reports when the run ends or the engine is detached; later ones are lost."""
         if not self._pending:
             return
-        until = time.monotonic() + timeout - min(MARGIN_SECONDS, timeout / 2)
+        until = real_time.monotonic() + timeout - min(MARGIN_SECONDS, timeout / 2)
         for _, later in self._pending.values():
             later.hurry(until)
         _, late = await asyncio.wait(self._pending.copy(), timeout=timeout)

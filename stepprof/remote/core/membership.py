@@ -5,11 +5,11 @@ those that join a running capture. Everything runs on stepprof's own event loop.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.core.blocked_loop import NOT_STARTED, OwnLoop, runs_on
@@ -213,7 +213,7 @@ class Members:
     async def _settled(target: EngineTarget, deadline: float) -> None:
         """Wait while the engine's start or stop for an earlier window is pending."""
         while (recording := target.recording) is not None and not (recording.running or recording.timed_out):
-            left = max(deadline - time.monotonic(), 0.0)
+            left = max(deadline - real_time.monotonic(), 0.0)
             if not await passed([recording.awaited], left):
                 return
 
@@ -224,7 +224,7 @@ class Members:
         if capture is not None and not target.is_rank:  # the rank's own manifest has the window
             place = {"step": capture.window.step, "stem": capture.stem}
         entry = self.entries.add(target, status="joined", code=None, error=None)
-        entry.update(start_unix_ns=time.time_ns(), capture=place)
+        entry.update(start_unix_ns=real_time.time_ns(), capture=place)
         recording.join(window.step, entry, self.entries.save_later)
         self.joins.append((target, recording, entry))
         if capture is None or window.role is None:

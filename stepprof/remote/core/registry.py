@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from stepprof.errors import StateError
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.core.announcer import Announcer
@@ -315,7 +315,7 @@ class Fleet:
         self.changes.show()
 
     async def _end_all(self, reason: str, timeout: float, loop: asyncio.AbstractEventLoop | None) -> None:
-        began = time.monotonic()
+        began = real_time.monotonic()
         await asyncio.gather(*(bracket.ended(timeout, loop) for bracket in self._brackets))
         leaving = [
             asyncio.wrap_future(each)
@@ -323,8 +323,8 @@ class Fleet:
             if not any(runs_on(target, loop) for target in engine.targets)
         ]
         if leaving:
-            await asyncio.wait(leaving, timeout=max(began + timeout - time.monotonic(), 0.0))
-        spent = time.monotonic() - began
+            await asyncio.wait(leaving, timeout=max(began + timeout - real_time.monotonic(), 0.0))
+        spent = real_time.monotonic() - began
         async with self.placing:  # folders that are being made are known by then
             pass
         await _leave(self.engines, reason, timeout, spent, loop)

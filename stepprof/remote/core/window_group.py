@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import time
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host import real_time
 from stepprof.log import logger
 from stepprof.remote.core.blocked_loop import HINT, STOPPED_LATE, runs_on
 from stepprof.remote.core.event import passed
@@ -67,12 +67,12 @@ class Bracket:
     def wait_started(self) -> None:
         """Wait until each engine has started or failed, within the timeout."""
         if not waited(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS):
-            remote_loop().call(self._begin_without, time.monotonic())
+            remote_loop().call(self._begin_without, real_time.monotonic())
 
     async def started(self) -> None:
         """Wait as `wait_started`, in a coroutine."""
         if not await awaited(self._started, self._policy.engine_start_timeout_seconds + SLACK_SECONDS):
-            remote_loop().call(self._begin_without, time.monotonic())
+            remote_loop().call(self._begin_without, real_time.monotonic())
 
     def send_stops(
         self,
@@ -149,7 +149,7 @@ class Bracket:
     async def _start(self) -> None:
         loop = asyncio.get_running_loop()
         bound = self._policy.engine_start_timeout_seconds
-        deadline = time.monotonic() + bound
+        deadline = real_time.monotonic() + bound
         targets = await self._members.targets(bound)
         await self._members.claim(targets, deadline)
         claimed = list(self._members.recordings)
@@ -171,9 +171,9 @@ class Bracket:
         if self._policy.max_seconds is not None:
             self._cap = loop.call_later(self._policy.max_seconds, self._look_at_caps)
         waiting = [recording.started for _, recording in self._members.recordings]
-        if not await passed(waiting, deadline - time.monotonic()):
+        if not await passed(waiting, deadline - real_time.monotonic()):
             self._abandon_starts()
-        await self._members.inner_entered(deadline - time.monotonic())
+        await self._members.inner_entered(deadline - real_time.monotonic())
 
     def _begin_without(self, now: float) -> None:
         """Note that the caller stopped waiting at ``now`` of the monotonic clock: an engine that
@@ -204,11 +204,11 @@ class Bracket:
             for entry in self._members.entries.fragment.engines:
                 entry.body_error = describe_error(body_error)
         bound = self._policy.engine_stop_timeout_seconds
-        deadline = time.monotonic() + bound
+        deadline = real_time.monotonic() + bound
         await self._members.exit_inner(bound)  # before the outer window's stop is sent
         ending = list(self._members.recordings)
         for target, recording, entry in self._members.joins:
-            entry.end_unix_ns = time.time_ns()
+            entry.end_unix_ns = real_time.time_ns()
             if recording.stop.is_set():
                 entry.update(
                     status="partial",
@@ -227,7 +227,7 @@ class Bracket:
         unable = [each for each in stopping if runs_on(each[0], blocked)]
         self._stop_later(unable)
         waiting = [each[1].finished for each in stopping if each not in unable]
-        await passed(waiting, deadline - time.monotonic())
+        await passed(waiting, deadline - real_time.monotonic())
         for target, recording in self._members.recordings:
             if recording.stop.is_set() and (target, recording) not in unable:
                 target.abandon_stop(recording, bound)

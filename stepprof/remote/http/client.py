@@ -14,7 +14,6 @@ import http.client
 import json
 import socket
 import ssl
-import time
 import weakref
 from collections.abc import Sequence
 from contextlib import closing
@@ -22,6 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepprof.errors import ConfigError
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.redaction import hide, quoted
 from stepprof.remote.base import EngineFailure, Health
@@ -134,7 +134,7 @@ class Client:
                 information; ``unknown`` and `owes_stop`: a POST was sent and not answered.
         """
         async with _turns():
-            asked = _Asked(method, self.address.path + path, json, timeout, time.monotonic() + timeout)
+            asked = _Asked(method, self.address.path + path, json, timeout, real_time.monotonic() + timeout)
             places = await self._places(asked)
             reply = await in_thread(self._request, asked, places)
         if self.same_host is None:
@@ -179,12 +179,12 @@ class Client:
         same_host = sock.getsockname()[0] == sock.getpeername()[0]
         wire = Wire(sock, asked.deadline)
         connection = self._connected(wire)
-        sent = time.time_ns()
+        sent = real_time.time_ns()
         body = None if asked.content is None else json.dumps(asked.content).encode()
         headers = self._headers(asked, has_body=body is not None)
         connection.request(asked.method, asked.target, body, headers)
         with closing(connection.getresponse()) as response:
-            received = time.time_ns()
+            received = real_time.time_ns()
             wire.allowance = 2 * MOST_BYTES + HEAD_BYTES  # also counts the sizes of chunks, and trailers
             data = read_body(response)
         said = {name.lower(): value for name, value in response.getheaders()}

@@ -9,9 +9,9 @@ busy host). So it is only a lower bound of the server's clock.
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import TYPE_CHECKING
 
+from stepprof.host import real_time
 from stepprof.remote.base import Clock, EngineFailure
 from stepprof.remote.http.offset_bounds import SECOND, date_of
 
@@ -51,7 +51,7 @@ async def clock(client: Client) -> Clock | None:
     for _ in range(_SAMPLES):
         if not await _ask(client) or bounds.error_ns <= EXACT_NS:
             break
-        wait = bounds.seconds_to_change(time.time_ns())
+        wait = bounds.seconds_to_change(real_time.time_ns())
         left -= wait
         if left < 0:
             break

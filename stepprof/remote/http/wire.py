@@ -10,11 +10,11 @@ import asyncio
 import http.client
 import io
 import socket
-import time
 import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.remote.loop import in_thread
 
@@ -136,7 +136,7 @@ class _Reading(io.RawIOBase):
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
+    left = deadline - real_time.monotonic()
     if left <= 0:
         raise TimeoutError
     return left

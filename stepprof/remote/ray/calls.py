@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import sys
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepprof.host import real_time
 from stepprof.host.plain_files import open_plain, read_plain
 from stepprof.host.plain_json import parse_json
 from stepprof.host.process_identity import is_alive
@@ -169,11 +169,11 @@ class NodeAgent:
         """Return a fragment once no export of its windows is pending, its writer is dead, or the
         timeout has passed. Raises OSError.
         """
-        deadline = time.monotonic() + timeout
+        deadline = real_time.monotonic() + timeout
         while True:
             data = await asyncio.to_thread(read_plain, fragment)
             content = parse_json(data)
-            if not any(map(is_pending, content["windows"])) or time.monotonic() > deadline:
+            if not any(map(is_pending, content["windows"])) or real_time.monotonic() > deadline:
                 return data
             if is_alive(content["writer"]) is False:
                 return await asyncio.to_thread(read_plain, fragment)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from stepprof.host import real_time
 from stepprof.remote.base import Clock, EngineFailure
 
 FRESH_SECONDS = 1.0
@@ -22,9 +22,9 @@ class Clocks:
     async def of(self, machine: str, measure: Callable[[], Awaitable[Clock]]) -> Clock:
         """Return the clock of a machine, measured if necessary. Raises EngineFailure."""
         began, measuring = self._known.get(machine, (0.0, None))
-        if measuring is None or time.monotonic() - began > FRESH_SECONDS:
+        if measuring is None or real_time.monotonic() - began > FRESH_SECONDS:
             measuring = asyncio.ensure_future(measure())
-            self._known[machine] = time.monotonic(), measuring
+            self._known[machine] = real_time.monotonic(), measuring
         try:
             return await asyncio.shield(measuring)
         except (
@@ -39,8 +39,8 @@ async def ping_pong(host: str, ask: Callable[[], Awaitable[Sequence[Any]]], trie
     """
     trips = []
     for _ in range(tries):
-        sent, began = time.time_ns(), time.perf_counter_ns()
+        sent, began = real_time.time_ns(), real_time.perf_counter_ns()
         there = (await ask())[0]
-        half = (time.perf_counter_ns() - began) // 2
+        half = (real_time.perf_counter_ns() - began) // 2
         trips.append(Clock(host, there - (sent + half), half, "ping-pong"))
     return min(trips, key=lambda trip: trip.error_ns)

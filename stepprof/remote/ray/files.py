@@ -10,13 +10,13 @@ import contextlib
 import json
 import os
 import shutil
-import time
 import uuid
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from stepprof.host import real_time
 from stepprof.host.atomic_files import publish, write_temporary
 from stepprof.host.plain_files import open_plain
 from stepprof.host.process_identity import writer_identity
@@ -149,7 +149,7 @@ def lost_fragment(
 ) -> dict[str, Any]:
     """Return the manifest of a rank whose own cannot be fetched; this process writes it."""
     bare = bare_fragment(run_id, step, version, writer_identity())
-    return {**bare, "windows": list(records), "written_unix_ns": time.time_ns(), "pid": os.getpid()}
+    return {**bare, "windows": list(records), "written_unix_ns": real_time.time_ns(), "pid": os.getpid()}
 
 
 @contextlib.asynccontextmanager

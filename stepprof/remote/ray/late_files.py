@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import time
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING
 
 from stepprof.backends.base import ExportError
 from stepprof.backends.nsys.reports import ReportLost
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.remote.base import Stopped
 from stepprof.remote.loop import remote_loop
@@ -82,7 +82,7 @@ class ActorsLater:
         return _SHARE * left
 
     def _left(self) -> float | None:
-        return None if self._until is None else max(self._until - time.monotonic(), 0.0)
+        return None if self._until is None else max(self._until - real_time.monotonic(), 0.0)
 
 
 class PendingReports:
@@ -105,7 +105,7 @@ class PendingReports:
         later, future = waiting
         if not future.done():
             if seconds is not None:
-                remote_loop().call(later.hurry, time.monotonic() + seconds)
+                remote_loop().call(later.hurry, real_time.monotonic() + seconds)
             return None
         del self._waiting[key_of(window)]
         try:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure
@@ -76,7 +76,7 @@ class Listening:
         async with self._joining:
             if self._joined:
                 self._catch_up()
-            elif time.monotonic() >= self._again_at:
+            elif real_time.monotonic() >= self._again_at:
                 await self._try_to_join()
 
     async def _try_to_join(self) -> None:
@@ -85,7 +85,7 @@ class Listening:
         except ours(Exception) as error:  # whatever Ray raises, the job continues
             if self._wait_seconds == RETRY_SECONDS and not self._is_reported_later(error):
                 logger.warning("actor.spans_missing", name=self._name, reason=describe_error(error))
-            self._again_at = time.monotonic() + self._wait_seconds
+            self._again_at = real_time.monotonic() + self._wait_seconds
             self._wait_seconds *= 2
             return
         self._joined = True

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import threading
-import time
 import weakref
 from typing import Any
 
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.remote.loop import in_thread
 
@@ -36,11 +36,11 @@ class LoopRuns:
     @property
     def seconds_left(self) -> float:
         """Return for how many more seconds the loop may be run; 0 or less: it may not."""
-        return self._until - time.monotonic()
+        return self._until - real_time.monotonic()
 
     def allow(self, seconds: float) -> None:
         """Allow runs for this many seconds from now on; 0: none."""
-        self._until = time.monotonic() + seconds
+        self._until = real_time.monotonic() + seconds
 
     async def run(self, loop: asyncio.AbstractEventLoop, answer: concurrent.futures.Future[Any]) -> None:
         """Run this idle loop on a thread until the answer is there, runs are no longer allowed, or `SLICE_SECONDS` have passed."""

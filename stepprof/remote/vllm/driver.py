@@ -6,11 +6,11 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from stepprof.host import real_time
 from stepprof.remote.base import Clock, EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.engine_backends import by_nsys, refuse_backends
 from stepprof.remote.core.ownership import Hold
@@ -172,7 +172,7 @@ class VllmDriver(EngineDriver):
         if session is None or facts is None:
             raise EngineFailure("stop without start: nothing was sent to the engine", "ok")
         early = place is not None and bool(await in_thread(place.traces, session, self._prefix))
-        sent_ns = time.time_ns()
+        sent_ns = real_time.time_ns()
         failure: EngineFailure | None = None
         try:
             if send:

@@ -243,7 +243,7 @@ class TestBadEnds:
     @pytest.mark.parametrize("failure", [OSError(errno.ENOMEM, "no memory"), RuntimeError("shutting down")])
     def test_fork_fails(self, mocker: MockerFixture, failure: Exception) -> None:
         """If `fork` fails, the export runs in place, and the note gives the reason."""
-        mocker.patch.object(os, "fork", side_effect=failure)
+        mocker.patch.object(fork.system, "fork", side_effect=failure)
         result = outcome(lambda: (artifact(),))
         assert result.artifacts == (artifact(),)
         assert str(failure) in str(result.note)
@@ -276,7 +276,7 @@ class TestBadEnds:
         exporter = Exporter()
         for _ in range(3):
             exporter.submit("x", job, "fork", results.append)
-        mocker.patch.object(os, "fork", side_effect=OSError(errno.EAGAIN, "no process"))
+        mocker.patch.object(fork.system, "fork", side_effect=OSError(errno.EAGAIN, "no process"))
         gate.touch()
         assert exporter.wait(30)
         assert [result.artifacts for result in results] == [(artifact(),)] * 3
@@ -291,7 +291,7 @@ class TestBadEnds:
         results: list[ExportResult] = []
         exporter = Exporter()
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fork", interrupt)
+            patch.setattr(fork.system, "fork", interrupt)
             for _ in range(3):
                 with pytest.raises(KeyboardInterrupt):
                     exporter.submit("x", lambda: (artifact(),), "fork", results.append)
@@ -439,10 +439,10 @@ class TestHungChild:
         monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
         pids: list[int] = []
         if pid_is_lost:
-            monkeypatch.setattr(os, "fork", fork_and_warn(pids))
+            monkeypatch.setattr(fork.system, "fork", fork_and_warn(pids))
 
         def job() -> tuple[Artifact, ...]:
-            os._exit = lambda _: lock.acquire()  # type: ignore[assignment,return-value]
+            fork.system._exit = lambda _: lock.acquire()
             return (artifact(str(os.getpid())),)
 
         results: list[ExportResult] = []
@@ -611,7 +611,7 @@ class TestTheChild:
         and its pid is used to reap it.
         """
         pids: list[int] = []
-        monkeypatch.setattr(os, "fork", fork_and_warn(pids))
+        monkeypatch.setattr(fork.system, "fork", fork_and_warn(pids))
         with warnings.catch_warnings():
             assert outcome(lambda: (artifact(),)).artifacts == (artifact(),)
         with pytest.raises(ChildProcessError):
@@ -651,3 +651,34 @@ class TestForkOfTheUser:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert exporter.wait(30)
         assert json.loads((tmp_path / "seen").read_text()) == [True, True, True, True]
+
+
+REPLACED = """
+    import atexit, os, posix, sys, tempfile, time
+    if sys.argv[1] == "both": posix._exit = sys.exit
+    os._exit = sys.exit  # as Scalene does
+    os.fork = None
+    import stepprof, torch
+
+    me, log = os.getpid(), os.open("log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    def note(what): os.write(log, f"{what} {'job' if os.getpid() == me else 'child'}\\n".encode())
+    atexit.register(note, "atexit")
+    session = stepprof.init({"steps": "2", "output_dir": "out", "export": "fork", "backend": "torch"})
+    matrix = torch.ones(64, 64)
+    try:
+        for step in (1, 2, 3):
+            with stepprof.profile_step(step): matrix @ matrix
+        stepprof.shutdown()
+    finally:
+        note("finally")
+"""
+
+
+@pytest.mark.torch
+class TestReplacedFunctions:
+    @pytest.mark.parametrize("replaced", ["os", "both"])
+    def test_the_child_runs_no_code_of_the_job(self, run_script, tmp_path: Path, replaced: str) -> None:
+        """Where a tool has replaced `os._exit`, the child ends without the `finally` and the exit functions of the job."""
+        run_script(REPLACED, replaced).check()
+        assert (tmp_path / "log").read_text().split("\n") == ["finally job", "atexit job", ""]
+        assert len(list(tmp_path.glob("out/*/step-*/**/*.trace.json.gz"))) == 1

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.formatting import install
-from stepprof.host import subprocesses
+from stepprof.host import real_time, subprocesses
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.post_step.upload.program import Program
@@ -134,7 +133,7 @@ class Uploader:
 
     def close(self, timeout: float, files: list[Path]) -> None:
         """Retry the failed uploads, upload `files`, and wait for at most `timeout` seconds."""
-        deadline = time.monotonic() + timeout
+        deadline = real_time.monotonic() + timeout
         self._idle.wait(timeout)
         with self._lock:
             for key, due in self._known.items():
@@ -149,7 +148,7 @@ class Uploader:
             self._ending = True
         self._wake.set()
         if self._thread.is_alive():
-            self._thread.join(max(deadline - time.monotonic(), 0.0) + 0.5)
+            self._thread.join(max(deadline - real_time.monotonic(), 0.0) + 0.5)
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(subprocesses.DEATH_SECONDS)
@@ -199,7 +198,7 @@ class Uploader:
             self._known.pop(key, None)
 
     def _bound(self) -> float:
-        return min(time.monotonic() + self._timeout_seconds, self._deadline)
+        return min(real_time.monotonic() + self._timeout_seconds, self._deadline)
 
     def _upload(self, program: Program, due: _Due) -> None:
         """Upload the artifacts of a fragment, then the fragment."""

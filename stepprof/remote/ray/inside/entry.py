@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
+from stepprof.host import real_time
 from stepprof.interrupts import ours
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.lease import watch
@@ -72,7 +72,7 @@ def _elsewhere(
 
 def now(actor: object) -> tuple[int, str]:
     """Return the wall clock of this process, and its machine."""
-    return time.time_ns(), boot_id()
+    return real_time.time_ns(), boot_id()
 
 
 def _done(guest: Guest, act: Callable[..., Any], arguments: tuple[Any, ...]) -> Answer:
