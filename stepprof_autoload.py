@@ -59,11 +59,17 @@ def activate(*, asked: bool = False) -> None:
     """Attach an adapter to each supported framework that this process has imported or will import."""
     if wanted(asked=asked):
         try:
-            from stepprof.integrations.activation import activate_all
+            from stepprof.untraced import untraced
 
-            activate_all()
+            untraced(_activate_all)
         except Exception as error:  # noqa: BLE001 - the job continues without stepprof
             _complain(error)
+
+
+def _activate_all() -> None:
+    from stepprof.integrations.activation import activate_all
+
+    activate_all()
 
 
 def activate_later() -> None:
@@ -110,12 +116,18 @@ def _callbacks(function: str, package: str) -> "list[object]":
     if not wanted():
         return []
     try:
-        from stepprof.integrations import lightning
+        from stepprof.untraced import untraced
 
-        return list(getattr(lightning, function)(package))
+        return untraced(lambda: _made(function, package))
     except Exception as error:  # noqa: BLE001 - the job continues without stepprof
         _complain(error)
         return []
+
+
+def _made(function: str, package: str) -> "list[object]":
+    from stepprof.integrations import lightning
+
+    return list(getattr(lightning, function)(package))
 
 
 def _complain(error: Exception) -> None:

@@ -15,12 +15,20 @@ Importing stepprof loads nothing heavy: what is configured, logged or written is
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
-from stepprof.instrument.region import bind, counter, mark, region
-from stepprof.instrument.state import State
-from stepprof.instrument.step import current_step, profile_step, state, tick
-from stepprof.version import VERSION
+from stepprof.untraced import untraced
+
+_BODY = sys._getframe().f_code  # see stepprof.untraced: this module may be imported inside a profile
+for _part in ("host", "instrument", "instrument.step"):
+    # the folders first: an import statement that loads its folder would wait for the end of this module's own import
+    untraced(lambda part=_part: importlib.import_module(f"stepprof.{part}"))  # type: ignore[misc]
+
+from stepprof.instrument.region import bind, counter, mark, region  # noqa: E402 - as above
+from stepprof.instrument.state import State  # noqa: E402
+from stepprof.instrument.step import current_step, profile_step, state, tick  # noqa: E402
+from stepprof.version import VERSION  # noqa: E402
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -128,12 +136,12 @@ def open_run(*paths: str | Path, output_dir: str | Path | None = None) -> Run:
 
 def __getattr__(name: str) -> Any:
     if name == "errors":
-        return importlib.import_module("stepprof.errors")
+        return untraced(lambda: importlib.import_module("stepprof.errors"))
     if name not in _LAZY:
         raise AttributeError(f"module 'stepprof' has no attribute {name!r}")
-    value = _load(name)
+    value = untraced(lambda: _load(name))
     if name == "init":
-        _load_all()
+        untraced(_load_all)
     return value
 
 

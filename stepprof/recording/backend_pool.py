@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from stepprof.errors import BackendError
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
+from stepprof.untraced import untraced
 
 if TYPE_CHECKING:
     from stepprof.backends.base import Backend
@@ -53,7 +55,7 @@ class BackendPool:
         if key not in self._probed:
             with self._probing:
                 if key not in self._probed:
-                    self._probed[key] = self._probe(policy)
+                    self._probed[key] = untraced(partial(self._probe, policy))
         return self._probed[key]
 
     def _probe(self, policy: Policy) -> Backend | str:

@@ -29,6 +29,7 @@ from stepprof.recording.session import Session, current_session
 from stepprof.run.job_store import JobStore
 from stepprof.run.layout import open_run
 from stepprof.run.names import process_name
+from stepprof.untraced import untraced
 
 _CONFIGURING = (CONFIG_VARIABLE, *KEY_OF_VARIABLE)
 _starting = threading.Lock()
@@ -62,6 +63,18 @@ def init(
         ConfigError: the configuration is wrong, cannot match this job, or differs from that of the running session; or
             ``output_dir`` is not writable, or ``name`` is not a plain name.
     """
+    return untraced(lambda: _init(config, rank=rank, world_size=world_size, run_id=run_id, name=name))
+
+
+def _init(
+    config: Config | Mapping[str, object] | str | os.PathLike[str] | None,
+    *,
+    rank: int | None,
+    world_size: int | None,
+    run_id: str | None,
+    name: str | None,
+) -> Session:
+    """Do the work of `init`, which imports what is configured."""
     settled = load(config)
     ignored = {} if config is None else ignored_variables(settled, os.environ)
     waits = config is None and _is_ray_worker() and not any(map(os.environ.get, _CONFIGURING))

@@ -22,6 +22,7 @@ from stepprof.recording.session import current_session
 from stepprof.remote.core.registry import Fleet
 from stepprof.remote.engine import Engine
 from stepprof.remote.kinds import check_options, recognise
+from stepprof.untraced import untraced
 
 if TYPE_CHECKING:
     from stepprof.recording.selector import Selector
@@ -71,21 +72,23 @@ def attach(
     """
     roles = [role_name(each) for each in ([role] if isinstance(role, str) else [*role] or ["rollout"])]
     given = {"kind": kind, "find": find, "name": name, **options}
-    engine = Engine(
-        target,
-        role=roles[0],
-        also=roles[1:],
-        replica=replica,
-        ranks=None if ranks is None else Ranks.parse(ranks),
-        trace_dir=None if trace_dir is None else Path(trace_dir).absolute(),
-        options={key: value for key, value in given.items() if value is not None},
+    engine = untraced(
+        lambda: Engine(
+            target,
+            role=roles[0],
+            also=roles[1:],
+            replica=replica,
+            ranks=None if ranks is None else Ranks.parse(ranks),
+            trace_dir=None if trace_dir is None else Path(trace_dir).absolute(),
+            options={key: value for key, value in given.items() if value is not None},
+        )
     )
     session = current_session()
     with _changing:
         if session is None:
             waiting[engine] = partial(_join, engine)
         else:
-            session.attach(partial(_join, engine))
+            untraced(partial(session.attach, partial(_join, engine)))
     return engine
 
 

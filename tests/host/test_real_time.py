@@ -39,7 +39,8 @@ def test_a_step_in_frozen_time(tmp_path) -> None:
                 while real_time.perf_counter() < end:
                     pass
         stepprof.shutdown(10)
-    lines = [json.loads(line) for path in session.path.glob("spans/*.jsonl") for line in path.open()]
+    texts = [path.read_text() for path in session.path.glob("spans/*.jsonl")]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
     spans = [line for line in lines if line.get("name") in ("step", "work")]
     assert len(spans) == 4
     for span in spans:

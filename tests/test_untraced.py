@@ -1,0 +1,44 @@
+"""Imports of stepprof inside the user's own torch profile with stacks."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from stepprof.untraced import untraced
+
+INSIDE = """
+    import sys, torch
+    from torch.profiler import profile
+
+    what, tensor = sys.argv[1], torch.ones(8, 8)
+    config = {"enabled": False} if what == "off" else {"steps": "2", "output_dir": "out", "backend": what}
+    with profile(record_shapes=True, profile_memory=True, with_stack=True) as profiler:
+        import stepprof
+        stepprof.init(config)
+        for step in (1, 2, 3):
+            with stepprof.profile_step(step), stepprof.region("r"):
+                tensor @ tensor
+        stepprof.attach("http://127.0.0.1:9", kind="vllm")
+        stepprof.mark_request({})
+        stepprof.shutdown()
+    assert any(event.name == "aten::matmul" for event in profiler.events())
+    print("the profile has ended")
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("what", ["off", "null", "torch"])
+def test_the_users_profile_ends_as_without_stepprof(run_script, what) -> None:
+    """The import of stepprof, `init`, `attach` and `shutdown` may be inside the profile, with any backend."""
+    ran = run_script(INSIDE, what, timeout=300).check()
+    assert "the profile has ended" in ran.stdout
+
+
+class TestUntraced:
+    def test_a_failure_is_raised_here(self) -> None:
+        """Without a profile the function runs on the calling thread, and its exception is raised."""
+        assert untraced(threading.get_ident) == threading.get_ident()
+        with pytest.raises(ZeroDivisionError):
+            untraced(lambda: 1 // 0)
