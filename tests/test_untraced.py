@@ -29,6 +29,7 @@ INSIDE = """
 
 
 @pytest.mark.torch
+@pytest.mark.timeout(400)  # torch compiles nothing ahead: the first profile imports a thousand modules
 @pytest.mark.parametrize("what", ["off", "null", "torch"])
 def test_the_users_profile_ends_as_without_stepprof(run_script, what) -> None:
     """The import of stepprof, `init`, `attach` and `shutdown` may be inside the profile, with any backend."""

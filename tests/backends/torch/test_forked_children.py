@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
 
 
 FORKED = """
