@@ -76,8 +76,11 @@ class TestImport:
         ).check()
         instrument = ("context", "decorators", "region", "scope", "state", "step")
         assert done.stdout.split() == [
+            "stepprof.host",
+            "stepprof.host.real_time",
             "stepprof.instrument",
             *(f"stepprof.instrument.{name}" for name in instrument),
+            "stepprof.untraced",
             "stepprof.version",
         ]
 
