@@ -54,7 +54,11 @@ class RecordingCost:
 
 
 def recording_cost(
-    path: Path, step: int, windows: Sequence[Mapping[str, Any]], engines: Sequence[Mapping[str, Any]]
+    path: Path,
+    step: int,
+    windows: Sequence[Mapping[str, Any]],
+    engines: Sequence[Mapping[str, Any]],
+    occurrences: int = 1,
 ) -> RecordingCost | None:
     """Compare a recorded step with its neighbours.
 
@@ -63,10 +67,13 @@ def recording_cost(
         step: the step's number.
         windows: of the step, in the manifest.
         engines: of the step, in the manifest.
+        occurrences: how often its number was recorded.
 
     Returns:
         None: it is the last step, its number is used again, or fewer than two steps around it were not recorded.
     """
+    if occurrences > 1:
+        return None
     recorded = set(steps(path))
     for _, files in process_files(path)[:MOST_PROCESSES]:
         windows_of_rank = windows_of(files)

@@ -116,9 +116,10 @@ def repeated_steps(windows: Iterable[RunWindow]) -> set[int]:
 def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> dict[int, dict[str, int]]:
     """Return the nanoseconds of the regions of each step that are inside no other, by name.
 
-    They are those of the threads that open windows, without coroutines. Empty: there are too many regions to
-    read.
+    They are those of the threads that open windows in the step, without coroutines: a process that was lost in the step has
+    regions without a window. Empty: there are too many regions to read.
     """
+    process: object = None
     threads: set[object] = set()
     found: list[tuple[int, int, int, object, str]] = []
     try:
@@ -129,17 +130,23 @@ def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> dict[int
         return {}
     for line in lines:
         span = parse_span(line)
+        if span is not None and span.get("kind") == "spans":
+            process = span.get("host"), span.get("pid")
         if span is None or span.get("step") not in steps:
             continue
-        start, length, thread = span.get("start", 0), span.get("dur", 0), span.get("thread")
+        start, length, thread = (
+            span.get("start", 0),
+            span.get("dur", 0),
+            (process, span["step"], span.get("thread")),
+        )
         if span.get("kind") == "window":
             threads.add(thread)
         elif span.get("kind") == "region" and span.get("task") is None and span.get("name"):
             found.append((span["step"], start, -length, thread, span["name"]))
     by_step: dict[int, dict[str, int]] = defaultdict(dict)
     end: dict[tuple[int, object], int] = {}
-    for step, start, negative, thread, name in sorted(found, key=lambda each: each[:3]):
-        if thread in threads and start >= end.get((step, thread), 0):
-            end[step, thread] = start - negative
+    for step, start, negative, opened, name in sorted(found, key=lambda each: each[:3]):
+        if opened in threads and start >= end.get((step, opened), 0):
+            end[step, opened] = start - negative
             by_step[step][name] = by_step[step].get(name, 0) - negative
     return dict(by_step)

@@ -115,6 +115,8 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         occurrences=found.occurrences,
         job=job_of(runs),
         recording=_cost(found),
+        # which of the steps of one number the spans of other processes show is not known
+        neighbourhood=report.neighbourhood if found.occurrences == 1 else None,
     )
 
 
@@ -196,10 +198,10 @@ def _cost(found: Found) -> RecordingCost | None:
     """Return the step compared with its neighbours, and the known costs of recording; None for a step whose parts are in several folders, or without a run."""
     if len(found.runs) != 1 or found.step is None or not found.manifests:
         return None
-    entries = [
+    windows, engines = (
         [each for manifest in found.manifests for each in manifest[key]] for key in ("windows", "engines")
-    ]
-    return recording_cost(found.runs[0], found.step, *entries)
+    )
+    return recording_cost(found.runs[0], found.step, windows, engines, found.occurrences)
 
 
 def _without(wanted: Input, failed: Failed) -> Digest:

@@ -266,6 +266,8 @@ def gather(
             group,
             manifest_windows=manifest_windows.pop(key, []),
         )
+        if _is_absent(process):
+            continue
         process.windows = _windows(process)
         processes.append(process)
     for entries in manifest_windows.values():
@@ -282,6 +284,14 @@ def gather(
         process.label = _label(process)
     _distinguish(processes)
     return processes
+
+
+def _is_absent(process: Process) -> bool:
+    """Return whether a process took no part in the step: its spans are all of another occurrence."""
+    only_spans = all(digest.origin.kind == "spans" for digest in process.digests)
+    return (
+        only_spans and not process.manifest_windows and not any(digest.events for digest in process.digests)
+    )
 
 
 def _without_source(

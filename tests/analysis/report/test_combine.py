@@ -140,6 +140,12 @@ class TestTimes:
         assert [each.label for each in made.sources if each.kind == "rank"] == ["rank 0"]
         assert len([each for each in made.findings if each.topic == "coverage"]) == 1
 
+    def test_a_process_whose_spans_are_of_another_occurrence(self):
+        """A rank that was started again has one process in this occurrence: its label needs no process id."""
+        before = source(Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 7))
+        made = report(before, spans(0, ("window", "actor", 0, 10, "actor")))
+        assert [row.label for row in made.gantt] == ["actor rank 0"]
+
     def test_ranks_with_the_same_roles_are_grouped_by_their_start(self):
         made = report(
             *(spans(rank, ("window", "actor", 50 + rank, 10, "actor"), host="a") for rank in range(2)),

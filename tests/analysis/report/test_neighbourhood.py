@@ -264,3 +264,18 @@ class TestRestart:
         first.with_name("rank-0.000002.jsonl").write_text(second)
         found = neighbourhood([run.path], 3)
         assert {each.step: each.seconds for each in found.steps} == {0: 3, 1: 3, 2: 3, 3: 3, 4: 3, 6: 3}
+
+    def test_regions_of_a_process_that_was_lost(self, run) -> None:
+        """The first process was killed in step 3: it left a region without a window, which is not part of the second one's step."""
+        spans(run, 0, [(step, {None: 2}) for step in range(8)])
+        path = run.path / "spans" / "rank-0.000001.jsonl"
+        lines = path.read_text().splitlines(keepends=True)
+        regions = [
+            line.replace('"kind": "window"', '"kind": "region"').replace('"step", ', '"forward", ')
+            for line in lines
+        ]
+        path.write_text("".join([*lines, *regions[1:]]))
+        lost = regions[0].replace('"pid": 7', '"pid": 6') + regions[4]
+        path.with_name("rank-0.000000.jsonl").write_text(lost)
+        found = neighbourhood([run.path], 3)
+        assert {each.step: each.regions["forward"] for each in found.steps} == dict.fromkeys(range(8), 2)
