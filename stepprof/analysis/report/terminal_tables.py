@@ -435,4 +435,6 @@ def _noise_of(change: Change) -> str:
     """Return the processes or steps between which the noise was measured."""
     if change.noise is None:
         return ""
-    return f"{change.steps} steps" if change.noise == change.noise_steps else "processes"
+    if change.noise == change.noise_steps:
+        return f"{change.steps} steps"
+    return "processes" if change.noise_processes in (None, change.noise) else "whole steps"

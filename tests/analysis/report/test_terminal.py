@@ -13,6 +13,7 @@ from reports import make_comparison, make_report
 from rich.console import Console
 
 from stepprof.analysis.report.schema import (
+    Change,
     Comparison,
     Finding,
     Overhead,
@@ -268,6 +269,16 @@ class TestComparison:
             "processes",
             "unknown",
         ]
+
+    def test_the_origin_of_the_noise_is_named(self):
+        """An operator that exceeds the noise between processes is compared with that of whole steps too."""
+        noises = ((0.1, 0.1, None, 0), (0.5, 0.1, None, 0), (0.5, None, 0.5, 8))
+        changes = [
+            Change(f"op {at}", "op", 1.0, 2.0, noise, True, processes, steps, count)
+            for at, (noise, processes, steps, count) in enumerate(noises)
+        ]
+        rows = section(text_of(Comparison("a", "b", changes=changes)), "operators, self time per process")
+        assert [row.split("ms  ")[-1] for row in rows[2:]] == ["processes", "whole steps", "8 steps"]
 
 
 class TestWords:

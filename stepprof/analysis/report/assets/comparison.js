@@ -34,7 +34,7 @@ function changesTable(changes) {
 }
 
 // Between which processes or steps the noise was measured.
-const noiseOf = change => (change.noise === null ? "" : change.noise === change.noise_steps ? `${change.steps} steps` : "processes");
+const noiseOf = change => (change.noise === null ? "" : change.noise === change.noise_steps ? `${change.steps} steps` : [null, change.noise].includes(change.noise_processes) ? "processes" : "whole steps");
 
 const tone = change => (isNoise(change) || change.b === change.a ? "dim" : change.b > change.a ? "bad" : "good");
 const signed = value => (value >= 5e-10 ? `+${seconds(value)}` : seconds(value));
