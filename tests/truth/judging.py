@@ -18,6 +18,8 @@ MISSED = 0.10
 """A cause whose absence would make the step shorter by more than this share must be found."""
 OF_TRACES = frozenset({"host", "memory", "overlap"})
 """Topics that only traces show."""
+ALONE, ELSEWHERE = "in this step alone", "also in"
+"""What a reason says about the steps around."""
 TOLERANCE = 0.02
 """How far seconds may be off, as a share of the step."""
 SAMPLED = 0.026
@@ -108,6 +110,10 @@ def _false(world: World, findings: Sequence[Finding], truth: Judged, length: flo
     texts = "; ".join(map(_text, findings))
     if not truth.gain - within <= seconds <= most + within:
         wrong.append(f"{seconds:.3f} s, not {truth.gain:.3f} to {most:.3f}: {texts}")
+    for each in findings:
+        why = each.why or ""
+        if (ALONE in why and truth.cause.always) or (ELSEWHERE in why and not truth.cause.always):
+            wrong.append(f"always: {truth.cause.always}: {_text(each)}")
     gains = [each.saves for each in findings]
     if None in gains:
         if world.recording != "no traces":

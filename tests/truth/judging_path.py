@@ -12,7 +12,7 @@ from truth.worlds import COMPUTING, HELD, Action, Close, Name, Programs, Signal,
 
 __all__ = ["false_path", "false_slack"]
 
-UNSURE = 0.01
+UNSURE = 0.02
 """How much of the step the path may assign to other processes."""
 LATE = 0.002
 """How far slack may be off [s], as clocks are."""

@@ -37,7 +37,7 @@ class Planted:
     ns: Sequence[int]
     """In each visit. A region that exists already gets the first of them in each visit."""
     doing: Doing
-    steps: Collection[int]
+    steps: Sequence[int]
     adds: bool = False
     """Whether the region exists because of the cause only."""
     needed: int = 0

@@ -233,7 +233,7 @@ def driver_world(seed: int) -> World:
             continue
         cause, more = KINDS[kind](shape, drawn)
         if all(each.region != more.region for each in planted):  # one cause in each region
-            causes.append(replace(cause, name=kind))
+            causes.append(replace(cause, name=kind, always=len(more.steps) == STEPS))
             planted.append(replace(more, cause=kind))
     steps = [_step(shape, step, planted) for step in range(STEPS)]
     return World("driver", hosts, on, steps, shape.recorded, causes)

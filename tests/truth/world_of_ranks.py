@@ -233,7 +233,7 @@ def ranks_world(
             continue
         cause, more = KINDS[kind](shape, drawn)
         if all(each.region != more.region for each in planted):  # one cause in each region
-            causes.append(replace(cause, name=kind))
+            causes.append(replace(cause, name=kind, always=always or len(more.steps) == STEPS))
             planted.append(replace(more, cause=kind, steps=range(STEPS) if always else more.steps))
     steps = [_step(shape, step, planted, again) for step in range(STEPS)]
     return World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, recording, gap)

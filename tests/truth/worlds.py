@@ -143,6 +143,8 @@ class Cause:
     """Its innermost region; None: a whole window."""
     sampled: int = 0
     """At how many edges its length is known only by samples."""
+    always: bool = False
+    """Whether all steps have it, not the recorded one alone."""
     needs_stacks: bool = False
     """Whether only samples show what it is."""
 
