@@ -30,7 +30,9 @@ def false_neighbourhood(world: World, ran: Sequence[Ran], report: Report) -> lis
     own = _seconds(run(programs, begun, (HELD,)), name)
     for each in around.steps:
         true = _seconds(ran[each.step], name)
-        least = own if each.step == world.recorded else true  # it may be stated without the time of the recording
+        least = (
+            own if each.step == world.recorded else true
+        )  # it may be stated without the time of the recording
         exact = least - EXACT <= each.seconds <= true + EXACT
         if not exact or each.recorded != (each.step == world.recorded):
             wrong.append(f"step {each.step} took {true:.3f} s in {around.process}, not {each.seconds:.3f}")

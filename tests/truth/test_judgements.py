@@ -40,12 +40,9 @@ def wrong_in(seed: int) -> list[str]:
         made = make(world_of(seed), Path(folder))
     ran = made.ran[made.world.recorded]
     wrong = judged(made.world, made.ran, made.report)
-    # not yet of a driver: its slack, and what the recording of its ranks takes
-    if made.world.kind != "driver" and made.world.recording != "no traces":
+    if made.world.recording != "no traces":
         wrong += [*false_path(ran, made.report), *false_slack(made.world, ran, made.report)]
-    if made.world.kind != "driver":
-        wrong += false_neighbourhood(*made[:2], made.report)
-    return wrong
+    return [*wrong, *false_neighbourhood(*made[:2], made.report)]
 
 
 @pytest.mark.slow

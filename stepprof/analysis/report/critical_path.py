@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 
-from stepprof.analysis.report.driver_waits import Served, served
+from stepprof.analysis.report.driver_waits import COMPUTES, Served, served
 from stepprof.analysis.report.processes import unsure_ns
 from stepprof.analysis.report.timelines import DRIVER, LEAST_NS, Stretch, Timeline
 
@@ -139,7 +139,11 @@ class _Walk:
         self._work(at, wait.end, stretch)
         worker = self.by_label[wait.label]
         if len(worker.generating):
-            low = int(worker.generating.clip(max(wait.start, stretch[0]), wait.end).start[0])
+            # another worker that finished first does not end the wait for this one; what the driver computed does
+            since = wait.start if wait.since is None else wait.since
+            if at.computing.clip(since, wait.end).total > COMPUTES * (wait.end - since):
+                since = wait.start
+            low = int(worker.generating.clip(max(since, stretch[0]), wait.end).start[0])
             self._add(worker, low, (0, 0, worker.process.origin.role, stretch[3]), "engine")
             return at
         if wait.since is not None:
