@@ -187,6 +187,7 @@ class _Walk:
             held = at.held.clip(since, self.time).pairs()
             if held and held[-1][1] >= self.time - LEAST_NS:  # the profiler started after the call
                 self._add(at, held[-1][0], None, "recording")
+                return at
             return caller
         ended = [
             (last, other)

@@ -114,7 +114,10 @@ def _roles_of(each: Timeline) -> Iterator[_Worker]:
         else:
             worker.starts.append(start)
             worker.ends.append(end)
-    yield from by_role.values()
+    for worker in by_role.values():
+        around = [each.with_held(*times) for times in zip(worker.starts, worker.ends, strict=True)]
+        worker.starts, worker.ends = [start for start, _ in around], [end for _, end in around]
+        yield worker
 
 
 def _in_window(each: Timeline, stretch: Stretch, workers: Sequence[_Worker]) -> Iterator[Served]:

@@ -293,7 +293,8 @@ def _before_windows(each: Timeline, opened: _Windows, start: int) -> Iterator[Wa
     the process whose window ended last.
     """
     bounds = [(start, start), *((stretch[0], stretch[1]) for stretch in each.stretches)]
-    for number, ((_, since), (begin, _)) in enumerate(pairwise(bounds)):
+    for number, ((_, since), (opened_at, _)) in enumerate(pairwise(bounds)):
+        begin, _ = each.with_held(opened_at, opened_at)
         if begin - since < LEAST_NS:
             continue
         driver = opened.driver(each, begin, each.stretches[number][2])
@@ -323,7 +324,7 @@ class _Windows:
             return None
         found = None
         for other in self._drivers:
-            inside = other.before(time)
+            inside = other.before(time + LEAST_NS)  # a rank may begin with the window that calls it
             if inside is not None and inside[1] > time and _comparable(each, other):
                 if inside[2] == role:
                     return other

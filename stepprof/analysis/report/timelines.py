@@ -84,6 +84,17 @@ class Timeline:
         """Whether it is a numbered rank, which a driver may lead."""
         return self.process.kind != "engine" and isinstance(self.process.origin.rank, int)
 
+    def with_held(self, start: int, end: int) -> tuple[int, int]:
+        """Return some time with that in which the profiler held the process up just before and just after it."""
+        starts, ends = self.held.start, self.held.end
+        at = int(ends.searchsorted(start, side="right")) - 1
+        if at >= 0 and start - ends[at] < LEAST_NS:
+            start = int(starts[at])
+        at = int(starts.searchsorted(end))
+        if at < len(starts) and starts[at] - end < LEAST_NS:
+            end = int(ends[at])
+        return start, end
+
     def before(self, time: int) -> Stretch | None:
         """Return the stretch that contains the moment before a time, or the last one that ended before."""
         at = bisect_left(self.ends, time)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from combined import found, path, report, slack, stacks, topics
-from digested import MS, T0, engine, engine_entry, manifest, spans
+from digested import MS, T0, engine, engine_entry, manifest, spans, window
 
 
 def rank(number, *windows):
@@ -242,3 +242,21 @@ class TestEnginesOfSeveralRoles:
         )
         assert found(made, "tail") == [("rollout/0 worker 0", None, 2.0, 2.0)]
         assert path(made)[0] == ("rollout/0 worker 0", 0.0, 4.0, "engine", "rollout")
+
+
+class TestRecording:
+    def test_a_driver_does_not_poll_while_the_profiler_of_a_rank_stops(self):
+        """The profiler holds rank 0 up for 0.5 s before its window and 1 s after it: the driver waits for that, and for
+        nothing of the job.
+        """
+        made = report(
+            spans("driver", ("window", "actor", 0, 5000, "actor")),
+            spans(0, ("window", "actor", 500, 3500, "actor")),
+            manifests=[manifest(window(0, start=500, end=4000, start_seconds=0.5, stall_seconds=1.0))],
+        )
+        assert [each[:4] for each in path(made)] == [
+            ("actor rank 0", 0.0, 0.5, "recording"),
+            ("actor rank 0", 0.5, 4.0, "work"),
+            ("actor rank 0", 4.0, 5.0, "recording"),
+        ]
+        assert "poll" not in topics(made)
