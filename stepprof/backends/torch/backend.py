@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -55,6 +56,8 @@ class TorchBackend(Backend):
         self._on_device = False
         self._device_reported = False
         self._names: dict[str, str] = {}
+        self._users_hook: Any = None
+        """The job's own `sys.setprofile` function, which torch replaces while it records stacks."""
 
     @property
     def thread_bound(self) -> bool:
@@ -222,6 +225,11 @@ class TorchBackend(Backend):
         found = api.foreign()
         if found is not None:
             raise Busy(f"another torch profiler {found} in this process; it is left alone")
+        hook = sys.getprofile() if self._options.with_stack else None
+        if hook is not None and not callable(hook):
+            raise Busy(
+                f"{type(hook).__name__} is running, and torch would end it to record stacks; it is left alone"
+            )
         of_npu = foreign_npu_profile()
         if of_npu is not None:
             raise Busy(f"{of_npu}; it is left alone")
@@ -261,6 +269,7 @@ class TorchBackend(Backend):
         self._thread, self._pid = threading.current_thread(), os.getpid()
         self._on_device = len(activities) > 1
         self._names = {}
+        self._users_hook = sys.getprofile() if options.with_stack else None
         try:
             self._phase = "prepared"
             _holder[:] = [self]
@@ -286,6 +295,9 @@ class TorchBackend(Backend):
             self._session.stop_trace()
         else:
             stop_all_threads(self._session, self._named_off(api))
+        hook, self._users_hook = self._users_hook, None
+        if hook is not None and sys.getprofile() is None and threading.current_thread() is self._thread:
+            sys.setprofile(hook)
 
     def stop_at_exit(self) -> None:
         """At the end of the process, stop a session whose own thread will not. Its events are lost either way."""

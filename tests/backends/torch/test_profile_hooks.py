@@ -1,0 +1,36 @@
+"""The job's own profile function, and cProfile, next to a recording with stacks."""
+
+from __future__ import annotations
+
+import pytest
+
+pytestmark = [pytest.mark.torch, pytest.mark.timeout(400)]
+
+HOOKS = """
+    import cProfile, sys
+    import stepprof, torch
+
+    def own(*_): pass
+
+    stepprof.init({"steps": "2-3", "output_dir": "out", "backend": "torch", "torch": {"with_stack": True}})
+    sys.setprofile(own)
+    with stepprof.profile_step(2): torch.ones(4) + 1
+    print("own", sys.getprofile() is own)
+    sys.setprofile(None)
+    profiler = cProfile.Profile()
+    profiler.enable()
+    before = sys.getprofile()
+    with stepprof.profile_step(3): torch.ones(4) + 1
+    print("cProfile", sys.getprofile() is before)
+    profiler.disable()
+    stepprof.shutdown()
+"""
+
+
+def test_a_recording_with_stacks_leaves_the_jobs_profiler_on(run_script) -> None:
+    """A function of `sys.setprofile` is put back after the stop. cProfile cannot be: the step is not recorded."""
+    ran = run_script(HOOKS, timeout=300).check()
+    assert [line for line in ran.stdout.splitlines() if line.startswith(("own", "cProfile"))] == [
+        "own True",
+        "cProfile True",
+    ]
