@@ -15,6 +15,8 @@ from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
 MOST_NAMES = 100
 MOST_CALLS = 20_000
+MOST_DEEP = 32
+"""More coroutines than this that are open at the same time are concurrent."""
 STRETCHES = 64
 LAST = 0.05
 """Share of the calls that are the last ones; at least one is."""
@@ -39,16 +41,39 @@ class Concurrent(msgspec.Struct, frozen=True):
     """The packed interval in which only the last ones were open."""
 
 
+def sequential_calls(source: Source, chosen: Chosen) -> Indices:
+    """Return the regions of the coroutines that the thread awaits one after the other.
+
+    Those are coroutines of which no region overlaps with one of the same name in another coroutine, and all others
+    are inside their regions or around them.
+    """
+    which = _calls(source, chosen)
+    slices = source.slices
+    if slices.task is None:
+        return which
+    keys = zip(slices.name[which].tolist(), chosen.roles(which), strict=True)
+    ends, tasks = (slices.start + slices.duration)[which].tolist(), slices.task[which].tolist()
+    concurrent: set[int] = set()
+    opened: list[tuple[int, int, object]] = []
+    for start, end, task, key in zip(slices.start[which].tolist(), ends, tasks, keys, strict=True):
+        opened = [each for each in opened if each[0] > start]
+        others = [each for each in opened if each[1] != task]
+        for until, other, name in others:
+            if end > until or name == key or len(others) > MOST_DEEP:
+                concurrent |= {task, other}
+        opened.append((end, task, key))
+        if len(opened) > 2 * MOST_DEEP:  # they are concurrent: what matters is that each is known to be
+            concurrent |= {each[1] for each in opened}
+            opened = opened[-MOST_DEEP:]
+    return which[[task not in concurrent for task in tasks]] if len(which) else which
+
+
 def concurrent_calls(source: Source, chosen: Chosen) -> list[Concurrent]:
     """Return the calls by region, as far as the source states the coroutine of each; only spans do."""
     slices = source.slices
-    if slices.task is None or not len(chosen.regions):
+    which = _calls(source, chosen)
+    if slices.task is None or not len(which):
         return []
-    own = [number for number, track in enumerate(source.tracks) if track.kind == "async" and track.name == OWN_TASKS]  # fmt: skip
-    which = chosen.regions[np.isin(slices.track[chosen.regions], own) & (slices.task[chosen.regions] >= 0)]
-    if not 0 < len(which) <= MOST_CALLS:
-        return []
-    which = which[np.lexsort((-slices.duration[which], slices.start[which]))]
     start, end, task = slices.start[which], (slices.start + slices.duration)[which], slices.task[which]
     names = slices.name[which].tolist()
     around = containers(start.tolist(), end.tolist(), names, task.tolist())
@@ -60,6 +85,18 @@ def concurrent_calls(source: Source, chosen: Chosen) -> list[Concurrent]:
         _summed(name, role, start[calls], end[calls], len(np.unique(task[calls])))
         for (name, role), calls in [*groups.items()][:MOST_NAMES]
     ]
+
+
+def _calls(source: Source, chosen: Chosen) -> Indices:
+    """Return the regions of coroutines of the windows' thread, in order; empty: the source does not state them, or too many."""
+    slices = source.slices
+    if slices.task is None or not len(chosen.regions):
+        return chosen.regions[:0]
+    own = [number for number, track in enumerate(source.tracks) if track.kind == "async" and track.name == OWN_TASKS]  # fmt: skip
+    which = chosen.regions[np.isin(slices.track[chosen.regions], own) & (slices.task[chosen.regions] >= 0)]
+    if len(which) > MOST_CALLS:
+        return which[:0]
+    return which[np.lexsort((-slices.duration[which], slices.start[which]))]
 
 
 def _summed(name: str, role: str | None, start: Indices, end: Indices, tasks: int) -> Concurrent:

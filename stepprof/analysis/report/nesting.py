@@ -1,6 +1,7 @@
 """Follow a source's nested windows and regions: which region is innermost at each moment.
 
-A window and its regions are on the thread that opened the window, or on the row of coroutines. There,
+A window and its regions are on the thread that opened the window, or on the row of coroutines. Of a thread that awaits
+its coroutines one after the other, their regions count as its own. There,
 the region that opened last and is still open is the innermost one. Of threads that open windows
 concurrently, one is followed (`Chosen.followed`). Coroutines that go on after the last window are not.
 """
@@ -17,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.analysis.report.containment import NOWHERE, containers
-from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls
+from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls, sequential_calls
 from stepprof.analysis.report.intervals import Indices, Intervals, Moments, Times
 from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.report.window_threads import followed_threads
@@ -112,7 +113,10 @@ def nest_of(source: Source, chosen: Chosen) -> Nest | None:
             spent = np.bincount(slices.track[chosen.regions], slices.duration[chosen.regions], least)
             spent[tracks] = 0
             tracks = np.append(tracks, spent.argmax())
-        own = np.isin(slices.track[which], tracks) & ~_outlives(slices, which, opened)
+        awaited = sequential_calls(source, chosen)
+        own = (np.isin(slices.track[which], tracks) | np.isin(which, awaited)) & ~_outlives(
+            slices, which, opened
+        )
         which, concurrent = which[own], which[~own]
     if not len(which):
         return None

@@ -399,7 +399,9 @@ def test_leaving_a_collective_late_is_not_work():
         for number, length in enumerate((10, 90))
     ]
     for made, found in ((report(*ranks), 1), (report(*ranks, evidence=[replace(of, rank=1, pid=101, stretches=stacks)]), 0)):  # fmt: skip
-        assert [(each.topic, each.region) for each in made.findings].count(("straggler", "sync")) == found
+        assert [(each.topic, each.region) for each in made.findings if each.start is not None].count(
+            ("straggler", "sync")
+        ) == found
 
 
 def test_neighbouring_steps_are_not_compared_for_a_region_with_a_collective():

@@ -100,3 +100,44 @@ def test_a_semaphore_inside_of_the_region():
 )
 def test_a_semaphore_that_does_not_make_them_serial(sample):
     assert held(sample) == []
+
+
+def on_the_path(*calls):
+    """Return (region, milliseconds) of the path of a step of 1 s whose thread runs an event loop. Calls are as above."""
+    made = source(
+        Origin("spans", "spans/rank-0.000001.jsonl", None, 0, None, "h", 100),
+        ("thread", "window", "step", 0, 1000, None),
+        *((("async", "tasks"), "region", name, start, length, None) for name, start, length, _ in calls),
+    )
+    made.slices.task = np.array([-1, *(task for *_, task in calls)], np.int32)
+    report = combine([digest(made)], step=2, run_id="r")
+    return [("/".join(each.region or ()), round(1e3 * each.seconds)) for each in report.path]
+
+
+class TestRegionsOfAwaitedCoroutines:
+    """Regions of coroutines that the thread awaits one after the other are regions of the thread."""
+
+    def test_calls_inside_a_region_of_their_coroutine(self):
+        """The calls are found, although they are inside another region of their coroutine."""
+        calls = [("rewards", 0, 800, 0), *(("ask", 100 * at, 100, 0) for at in range(8))]
+        assert on_the_path(*calls) == [("rewards/ask", 800), ("", 200)]
+        (serial,) = found(*calls)
+        assert (serial.topic, serial.region, round(serial.saves, 3)) == ("serial", "ask", 0.7)
+        assert "made 8 calls of `ask` (in `rewards`, role rollout) one after the other" in serial.text
+
+    def test_coroutines_one_after_the_other(self):
+        """Each call has a coroutine of its own, and the region around them awaits it."""
+        calls = [("rewards", 0, 400, 0), *(("ask", 100 * at, 100, 1 + at) for at in range(4))]
+        assert on_the_path(*calls) == [("rewards/ask", 400), ("", 600)]
+
+    def test_concurrent_coroutines(self):
+        """Calls at the same time are no region of the thread; the region around all of them is."""
+        calls = [("rewards", 0, 500, 0), *(("ask", at, 400 - at, 1 + at) for at in range(4))]
+        assert on_the_path(*calls) == [("rewards", 500), ("", 500)]
+        crossing = [("tool", 0, 300, 0), ("sample", 200, 300, 1)]
+        assert on_the_path(*crossing) == [("", 1000)]
+
+    def test_many_concurrent_coroutines(self):
+        """The thread does not follow any of hundreds of calls that begin and end at different times."""
+        calls = [("ask", at, 400, at) for at in range(300)]
+        assert on_the_path(*calls) == [("", 1000)]
