@@ -489,3 +489,18 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     sentences.wrong("no simulated process runs out of memory")
+
+
+@_reads(
+    rf"nothing stands out: (?:the only finding is|the longest of (\d+) findings is) {TIME}, .*% of the step"
+)
+def _nothing(sentences: _Sentences, match: re.Match[str]) -> None:
+    """Each finding with seconds is below 5 % of the step, and there are as many as the sentence says."""
+    lengths = [
+        each.seconds
+        for each in sentences.report.findings
+        if each.seconds is not None and each.topic not in ("step", "quiet")
+    ]
+    if len(lengths) != int(match[1] or 1) or max(lengths) >= 0.05 * sentences.report.seconds:
+        sentences.notes.say(f'"{sentences.text}"', match[1], lengths)
+    sentences.about(f"{match[2]} {match[3]}", max(lengths))

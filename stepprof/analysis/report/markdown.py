@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from stepprof.analysis.report.division import WORTH_SAYING
-from stepprof.analysis.report.headlines import shown_first
 from stepprof.analysis.report.region_rows import costliest, row_text
 from stepprof.analysis.report.schema import Comparison, Finding, Part, Problem, RegionRow, Report, TimeOf
 from stepprof.analysis.report.text_rows import sample_rows, slack_rows, stage_rows, token_rows
@@ -65,7 +64,7 @@ def _change(a: float, b: float) -> str:
 def _findings(findings: Sequence[Finding]) -> Iterator[str]:
     if findings:
         yield ""
-    for finding in shown_first(findings):
+    for finding in findings:
         cost = "" if finding.seconds is None else f"**{seconds(finding.seconds)}** "
         yield f"- {cost}{_sentence(finding.text)}"
         for text in (finding.why, finding.advice):

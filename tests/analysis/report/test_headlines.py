@@ -326,7 +326,7 @@ class TestNothingStandsOut:
         assert [each.text for each in made] == [self.TEXT, *(each.text for each in self.SMALL)]
 
     def test_what_is_printed(self):
-        """The terminal and the page in Markdown have the sentence alone."""
+        """The terminal has the sentence alone."""
         made = sentences(report_of(), self.SMALL)
         assert [each.text for each in shown_first(made)] == [self.TEXT]
 
