@@ -158,7 +158,7 @@ def _names(text: str) -> list[str]:
 
 
 @_reads(
-    rf"the capture of (?P<who>.+?) ended after (?P<recorded>{TIME})(?: of (?P<window>{TIME}))? \(max_seconds\)(?:; (?P<missing>\d+)% of its window was not recorded)?"
+    rf"the capture of (?P<who>.+?) ended after (?P<recorded>{TIME})(?: of (?P<window>{TIME}))? \(max_seconds\)(?:; (?P<missing>\d+)% of its window was not recorded(?:: `.+)?)?"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     process = sentences.process(match["who"])
@@ -177,7 +177,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 
 @_reads(
     r"the capture of (?P<who>.+?) (?P<what>ended before the window \(max_seconds\)|was lost.*?|is damaged.*?)"
-    r"(?:; (?P<low>\d+)%(?: to (?P<high>\d+)%)? of (?:its window was|their windows were) not recorded)?"
+    r"(?:; (?P<low>\d+)%(?: to (?P<high>\d+)%)? of (?:its window was|their windows were) not recorded(?:: `.+)?)?"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     fate = {"ended": "capped", "was": "lost", "is": "truncated"}[match["what"].split()[0]]
