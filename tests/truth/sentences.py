@@ -157,8 +157,25 @@ def _names(text: str) -> list[str]:
     return re.sub(r" and \d+ more$", "", text).split(", ")
 
 
+def _after_caps(process: Process, name: str) -> int:
+    """Return how long a process was in a region, or in one inside it, after the ends of its captures."""
+    return sum(
+        max(0, each.end - max(each.start, window.captured or each.end))
+        for window in process.windows
+        for each in process.regions
+        if each.name == name and window.start <= each.start < window.end and window.capped_by
+    )
+
+
+def _after_the_end(sentences: _Sentences, text: str | None, processes: Sequence[Process | None]) -> None:
+    """Compare the regions after the ends of captures: at most the time of the longest one is stated."""
+    for match in re.finditer(rf"`(?P<name>.+?)` (?:up to )?(?P<seconds>{TIME})", text or ""):
+        spent = [_after_caps(process, match["name"]) for process in processes if process is not None]
+        sentences.about(match["seconds"], 0.0, max(spent, default=0) / 1e9)
+
+
 @_reads(
-    rf"the capture of (?P<who>.+?) ended after (?P<recorded>{TIME})(?: of (?P<window>{TIME}))? \(max_seconds\)(?:; (?P<missing>\d+)% of its window was not recorded(?:: `.+)?)?"
+    rf"the capture of (?P<who>.+?) ended after (?P<recorded>{TIME})(?: of (?P<window>{TIME}))? \(max_seconds\)(?:; (?P<missing>\d+)% of its window was not recorded(?:: (?P<rest>`.+))?)?"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     process = sentences.process(match["who"])
@@ -168,6 +185,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
         if low <= ((window.captured or 0) - window.start) / 1e9 <= high:
             if match["window"] is not None:
                 sentences.about(match["window"], (window.end - window.start) / 1e9)
+            _after_the_end(sentences, match["rest"], [process])
             if match["missing"] is not None:
                 length = window.end - window.start
                 sentences.share(match["missing"], (window.end - (window.captured or 0)) / length)
@@ -177,10 +195,12 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 
 @_reads(
     r"the capture of (?P<who>.+?) (?P<what>ended before the window \(max_seconds\)|was lost.*?|is damaged.*?)"
-    r"(?:; (?P<low>\d+)%(?: to (?P<high>\d+)%)? of (?:its window was|their windows were) not recorded(?:: `.+)?)?"
+    r"(?:; (?P<low>\d+)%(?: to (?P<high>\d+)%)? of (?:its window was|their windows were) not recorded(?:: (?P<rest>`.+))?)?"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     fate = {"ended": "capped", "was": "lost", "is": "truncated"}[match["what"].split()[0]]
+    if fate == "capped":
+        _after_the_end(sentences, match["rest"], [sentences.process(name) for name in _names(match["who"])])
     for name in _names(match["who"]):
         process = sentences.process(name)
         if process is None or process.fate.replace("killed", "lost") != fate:
