@@ -33,7 +33,7 @@ def false_neighbourhood(world: World, ran: Sequence[Ran], report: Report) -> lis
         least = (
             own if each.step == world.recorded else true
         )  # it may be stated without the time of the recording
-        exact = least - EXACT <= each.seconds <= true + EXACT
+        exact = min(least, true) - EXACT <= each.seconds <= true + EXACT
         if not exact or each.recorded != (each.step == world.recorded):
             wrong.append(f"step {each.step} took {true:.3f} s in {around.process}, not {each.seconds:.3f}")
     others = median(_seconds(each, name) for number, each in enumerate(ran) if number != world.recorded)
