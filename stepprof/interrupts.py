@@ -12,6 +12,7 @@ import contextlib
 import signal
 import sys
 from opcode import opmap
+from queue import Empty
 from types import CodeType, FrameType, TracebackType
 from typing import Any, TypeVar
 
@@ -19,11 +20,14 @@ E = TypeVar("E", bound=BaseException)
 
 _KNOWN = frozenset(sys.stdlib_module_names) | {
     "stepprof", "torch", "torch_npu", "structlog", "transitions", "wrapt", "gevent", "greenlet", "eventlet",
+    "fsspec", "isal", "msgspec", "numpy", "nvtx", "opentelemetry", "packaging", "pyarrow", "ray", "tomli",
 }  # fmt: skip
-"""Modules whose code a sent exception may interrupt during a call of stepprof, and whose own exceptions are not the job's."""
+"""Modules that stepprof calls. A sent exception may interrupt their code, and their own exceptions are not the job's, although C
+code raises some of them without a frame of its own.
+"""
 
 _RAISES = {opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in opmap}
-_BARE = (MemoryError, StopIteration, StopAsyncIteration, EOFError)
+_BARE = (MemoryError, StopIteration, StopAsyncIteration, EOFError, Empty)
 """Exceptions that C code raises without arguments."""
 
 

@@ -5,7 +5,12 @@ from __future__ import annotations
 import functools
 import os
 import signal
+from queue import SimpleQueue
+from types import FunctionType
 
+import isal.igzip
+import msgspec
+import numpy
 import pytest
 
 from stepprof.interrupts import ignored, is_interrupt, is_of_job, ours
@@ -72,6 +77,22 @@ class TestIsOfJob:
         with pytest.raises(FileNotFoundError) as missing:
             os.stat("/nowhere")  # noqa: PTH116 - an exception of C code
         assert not is_of_job(missing.value)
+
+    @pytest.mark.parametrize(
+        "call",
+        [
+            lambda: msgspec.json.decode(b"{"),
+            lambda: isal.igzip.decompress(b"no gzip file"),
+            lambda: numpy.linalg.inv(numpy.zeros((2, 2))),
+            lambda: SimpleQueue().get_nowait(),
+        ],
+    )
+    def test_what_C_code_of_a_library_raises_is_not_the_jobs(self, call) -> None:  # noqa: N802
+        """C code raises in the frame of its caller, where a sent exception would be too."""
+        ours = FunctionType(call.__code__, {**globals(), "__name__": "stepprof.instrument"})
+        with pytest.raises(Exception) as raised:  # noqa: PT011 - any class
+            ours()
+        assert not is_of_job(raised.value)
 
     def test_an_interrupt_must_reach_the_job(self) -> None:
         """KeyboardInterrupt and a time-out are interrupts."""
