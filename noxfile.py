@@ -81,6 +81,7 @@ def core(session: nox.Session) -> None:
     # `nox -s core-3.10 -- -v` runs all there too.
     some = [
         *("tests/cli/test_main.py", "tests/config/test_cost_estimates.py", "tests/config/test_plugins.py"),
+        *("tests/test_interrupts.py", "tests/host/test_own_python.py"),
         *(f"tests/project/test_{name}.py" for name in ("doctests", "import", "packaging")),
     ]
     run_tests(
