@@ -191,7 +191,7 @@ def _in_rank(topic: str, doings: Sequence, *, sampled: int = 0) -> Plant:
         planted = Planted(
             topic, who, region, [_length(shape, drawn)], drawn.choice(doings), _steps(shape, drawn)
         )
-        return Cause(topic, frozenset(topics), who, region, sampled, needs_stacks=sampled > 0), planted
+        return Cause(topic, frozenset(topics), who, region, sampled, needs_evidence=sampled > 0), planted
 
     return plant
 

@@ -122,8 +122,13 @@ def _steps(shape: Shape, drawn: random.Random) -> Sequence[int]:
     return drawn.choice((range(STEPS), [shape.recorded]))
 
 
-def _longer(topic: str, regions: Sequence[str], doings: Sequence, *, exact: bool = False) -> Plant:
-    """Return how to plant time in a region that exists: in all ranks or in one."""
+def _longer(
+    topic: str, regions: Sequence[str], doings: Sequence, *, exact: bool = False, needs_evidence: bool = False
+) -> Plant:
+    """Return how to plant time in a region that exists: in all ranks or in one.
+
+    `exact`: its length is known without samples. `needs_evidence`: spans and traces do not show what it is.
+    """
 
     def plant(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
         everyone = frozenset[Name](range(shape.ranks))
@@ -134,7 +139,9 @@ def _longer(topic: str, regions: Sequence[str], doings: Sequence, *, exact: bool
         length = _length(shape, drawn) // visits
         planted = Planted(topic, who, region, [length], drawn.choice(doings), _steps(shape, drawn))
         edges = 0 if exact else 2 * visits
-        return Cause(topic, frozenset(topics), who, region, edges, needs_stacks=not exact), planted
+        return Cause(
+            topic, frozenset(topics), who, region, edges, needs_evidence=needs_evidence or not exact
+        ), planted
 
     return plant
 
@@ -191,7 +198,7 @@ KINDS: dict[str, Plant] = {
     "lock": _longer("lock", ("prepare",), LOCKED),
     "sleep": _longer("sleep", ("prepare",), SLEEPING),
     "compile": _longer("compile", ("forward",), COMPILING),
-    "gc": _longer("gc", ("forward", "backward", "prepare"), COLLECTING, exact=True),
+    "gc": _longer("gc", ("forward", "backward", "prepare"), COLLECTING, exact=True, needs_evidence=True),
     "checkpoint": _added("checkpoint", ("save_checkpoint", "checkpoint"), (*PICKLING, WAITING)),
     "evaluation": _added("evaluation", ("evaluate", "validation"), (COMPUTING, PYTHON)),
     "rare": _added("rare", ("benchmark", "dump_tables"), (COMPUTING, PYTHON), once=True),

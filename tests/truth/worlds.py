@@ -145,8 +145,8 @@ class Cause:
     """At how many edges its length is known only by samples."""
     always: bool = False
     """Whether all steps have it, not the recorded one alone."""
-    needs_stacks: bool = False
-    """Whether only samples show what it is."""
+    needs_evidence: bool = False
+    """Whether only samples, or recorded collections, show what it is."""
 
 
 @dataclass(frozen=True)
