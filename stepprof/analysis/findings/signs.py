@@ -251,6 +251,11 @@ class Signs:
             Intervals.of((each.start, each.end) for each in self.stacks if each.computes),
             Intervals.of((each.start, each.end) for each in self.stacks if each.awaits),
             Intervals.of((each.stack.start, each.stack.end) for each in self.tasks if each.stack.computes),
+            Intervals.of(
+                (each.start, each.last - round(each.queued * (each.end - each.start)))
+                for each in self.stacks
+                if each.awaits and COLLECTIVES not in each.modules
+            ),
         )
 
     def are_idle(self, when: Intervals) -> bool:

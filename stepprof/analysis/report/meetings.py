@@ -41,6 +41,8 @@ class CommonEnd(NamedTuple):
     start: int
     end: int
     """When the last one entered."""
+    gone: int
+    """When that one had left, as far as clocks show it."""
     until: int
     """When the process left it."""
     last: str
@@ -88,6 +90,7 @@ def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> 
                     CommonEnd(
                         begin,
                         int(last[call]),
+                        int(end[latest[call], call]) + error,
                         int(end[row, call]),
                         label,
                         bool(together[call]),

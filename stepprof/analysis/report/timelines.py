@@ -23,6 +23,8 @@ Link = tuple[int, int, str]
 """Start and end of a wait, and the label of the awaited process."""
 LEAST_NS = 1000
 """A shorter remainder of a wait results from rounding."""
+STILL_NS = 20_000_000
+"""A thread that waits for another process is ready to continue less than this after the other one has left the region."""
 
 
 class Activity(NamedTuple):
@@ -34,6 +36,8 @@ class Activity(NamedTuple):
     """It waited for something other than a time."""
     others: Intervals = EMPTY
     """Another thread of the process worked."""
+    blocked: Intervals = EMPTY
+    """It waited, as its samples show, for something other than a time or a collective, and was not yet ready to continue."""
 
 
 @dataclass(slots=True)
@@ -231,7 +235,8 @@ def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activi
     """Return the waits in collectives, and what is known of the regions that ranks leave together.
 
     There, a rank that entered early waited for the last one, unless it computed. Ranks that leave as soon as the last one has
-    entered have met. Ranks that go on together afterwards may as well have ended at a common time: then only samples show a wait.
+    entered have met. One that still waits when the last one has left waits for something else. Ranks that go on together
+    afterwards may as well have ended at a common time: then only samples show a wait.
     Where a region contains a collective, this is why they leave it together.
     """
     operating, communicating, _ = process.working()
@@ -241,9 +246,11 @@ def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activi
     )
     known = Intervals.of((start, end) for start, end, _ in waiting.links)
     computing = operating | activity.computing | activity.others
-    for start, end, until, label, together, met in ends:
+    for start, end, gone, until, label, together, met in ends:
         computes = 2 * computing.clip(start, end).total >= end - start
         if len(known.clip(start, end)) or not (together or computes):
+            continue
+        if activity.blocked.clip(gone, until).total >= STILL_NS:
             continue
         if not computes and (met or 2 * activity.waiting.clip(start, end).total >= end - start):
             found.met.append((start, end, label))

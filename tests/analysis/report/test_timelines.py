@@ -91,6 +91,38 @@ class TestCommonEnds:
         assert found(made, "straggler") == [("rank 1", "load", 1.09, 1.09)]
         assert slack(made)["rank 0", None] == 1.09
 
+    @pytest.mark.parametrize(
+        ("call", "ready", "waited_for"),
+        [("not_empty.wait", 0.0, False), ("barrier.wait", 0.06, True), (None, 0.0, True)],
+    )
+    def test_a_rank_that_still_waits_when_the_last_one_has_left_did_not_wait_for_it(
+        self, call, ready, waited_for
+    ):
+        """Rank 1 leaves `collect` 10 ms after it has entered it, rank 0 60 ms later: it waited for something else, unless
+        its thread was ready for these 60 ms and had no CPU. Without its stacks, they have met.
+        """
+        early, late = (
+            spans(
+                rank,
+                ("window", "step", 0, 1500, None),
+                ("region", "load", 0, enters, None),
+                ("region", "collect", enters, leaves - enters, None),
+                ("region", "compute", leaves, 1500 - leaves, None),
+            )
+            for rank, enters, leaves in ((0, 100, 1170), (1, 1100, 1110))
+        )
+        evidence = []
+        if call is not None:
+            own = stacks(0, (0, 100, "torch.mm", 1.0), (100, 1070, call, 0.0), (1170, 330, "torch.mm", 1.0))
+            waits = replace(own.stretches[1], run_queue_seconds=ready)
+            own = replace(own, stretches=(own.stretches[0], waits, own.stretches[2]))
+            evidence = [own, busy(1, 1500)]
+        made = report(early, late, evidence=evidence)
+        assert (("rank 0", None) in slack(made)) == waited_for
+        about = [each for each in made.findings if each.topic == "straggler" and each.process == "rank 1"]
+        assert [bool(each.saves) for each in about if each.start is not None] == [waited_for] * len(about)
+        assert bool(about) or not waited_for
+
     def test_a_region_with_a_collective_is_left_together_because_of_it(self):
         """Both ranks compute for 0.5 s in `update` and leave it by an all-reduce; rank 1 enters it 0.4 s later. Its delay
         counts in `load`, and its time in `update` is that of rank 0.
