@@ -4,7 +4,8 @@ Where no role divides the step, its outermost regions take the place of roles.
 
 Recording can make a step longer, and the first steps of a process compile, allocate and open connections:
 such steps are shown, and nothing is compared with them. Nor does the time count for which the profiler held
-the recorded step up. A step is usual if it is near the median of the others, as these vary: one long step
+the recorded step up. Where it held the processes of the step up for different times, they wait for each other for
+longer or less long than in other steps: what this may explain is not known to be unusual. A step is usual if it is near the median of the others, as these vary: one long step
 makes no other one usual. A step is compared with steps that have the
 same roles: one without a rollout is no fast one with it.
 """
@@ -34,7 +35,7 @@ from stepprof.analysis.run_windows import (
     repeated_steps,
     windows_of,
 )
-from stepprof.analysis.timeline.profiler_stalls import profiler_times
+from stepprof.analysis.timeline.profiler_stalls import Held, profiler_times
 from stepprof.run.runs import steps as recorded_steps
 
 AROUND = 200
@@ -110,7 +111,8 @@ def neighbourhood(
         None: no process has spans of it and of another step, or the number was used for several steps.
     """
     recorded = {number for run in runs for number in recorded_steps(run)}
-    held = _held(windows)
+    profiled = _profiled(windows)
+    held = {process: Intervals.of(each[1:] for each in of) for process, of in profiled.items()}
     for process, files in _processes(runs, [str(rank) for rank in ranks]):
         of_process = windows_of(files)
         times = _steps(of_process, recorded, held)
@@ -121,16 +123,29 @@ def neighbourhood(
         if not _is_divided(times[at]):
             around = _with_regions(around, files, step, regions)
         this = next(each for each in around if each.step == step)
-        return _placed(process, around, this, _warm_up(of_process, times))
+        own = next((window.process for window in of_process if window.step == step), "")
+        return _placed(process, around, this, _warm_up(of_process, times), _displaced(profiled, own))
     return None
 
 
-def _held(windows: Iterable[Mapping[str, Any]]) -> dict[str, Intervals]:
+def _profiled(windows: Iterable[Mapping[str, Any]]) -> dict[str, list[Held]]:
     """Return when profilers held each process up, by its host and id."""
-    times: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    times: dict[str, list[Held]] = defaultdict(list)
     for window in windows:
-        times[f"{window.get('host')} {window.get('pid')}"] += [each[1:] for each in profiler_times(window)]
-    return {process: Intervals.of(of) for process, of in times.items()}
+        times[f"{window.get('host')} {window.get('pid')}"] += profiler_times(window)
+    return times
+
+
+def _displaced(profiled: Mapping[str, Sequence[Held]], own: str) -> float:
+    """Return by how much longer or shorter the profiler held another process up in the step than one of them [s].
+
+    What follows the last window of a process delays nothing in the step.
+    """
+    totals = {}
+    for process, of in profiled.items():
+        last = max((start for _, start, _ in of), default=0)
+        totals[process] = sum(end - start for action, start, end in of if (action, start) != ("stop", last))
+    return max((abs(of - totals.get(own, 0)) for of in totals.values()), default=0) / 1e9
 
 
 def _warm_up(windows: Iterable[RunWindow], times: Sequence[StepTime]) -> set[int]:
@@ -201,27 +216,32 @@ def _step(
     return StepTime(number, length / 1e9, recorded, {role: of / 1e9 for role, of in roles.items()})
 
 
-def _placed(process: str, times: list[StepTime], this: StepTime, warm: Collection[int]) -> Neighbourhood:
+def _placed(
+    process: str, times: list[StepTime], this: StepTime, warm: Collection[int], displaced: float
+) -> Neighbourhood:
     plain = [each for each in times if not each.recorded and each.step not in warm and each is not this]
     alike = [each for each in plain if each.roles.keys() == this.roles.keys()]
-    parts = [] if len(alike) < FEWEST else list(_parts(this, alike))
+    parts = [] if len(alike) < FEWEST else list(_parts(this, alike, displaced))
     text = _sentence(process, this, plain, alike, parts)
     return Neighbourhood(process, times, [each.step for each in alike], parts, text)
 
 
-def _parts(this: StepTime, others: Sequence[StepTime]) -> Iterator[Usual]:
-    yield _usual(None, this.seconds, [each.seconds for each in others])
+def _parts(this: StepTime, others: Sequence[StepTime], displaced: float) -> Iterator[Usual]:
+    yield _usual(None, this.seconds, [each.seconds for each in others], displaced)
     for role, length in this.roles.items():
-        yield _usual(role, length, [each.roles[role] for each in others])
+        yield _usual(role, length, [each.roles[role] for each in others], displaced)
     for region, length in this.regions.items():
         having = [each.regions[region] for each in others if region in each.regions]
         if len(having) >= FEWEST:
-            yield _usual(None, length, having, region)
+            yield _usual(None, length, having, displaced, region)
 
 
-def _usual(role: str | None, length: float, others: Sequence[float], region: str | None = None) -> Usual:
+def _usual(
+    role: str | None, length: float, others: Sequence[float], displaced: float, region: str | None = None
+) -> Usual:
     middle, least, most = median(others), min(others), max(others)
-    typical = abs(length - middle) <= tolerance(others)
+    apart, within = abs(length - middle), tolerance(others)
+    typical = True if apart <= within else None if apart <= within + displaced else False
     return Usual(role, length, middle, least, most, len(others), typical, region)
 
 
@@ -237,6 +257,8 @@ def _sentence(
     spread = f"{seconds(whole.median)} ({seconds(whole.shortest)} to {seconds(whole.longest)})"
     others = f"the {whole.steps} other steps{kind} that were not recorded took {spread}"
     verdict = "typical" if whole.typical else _unusual(this, whole.median, alike)
+    if whole.typical is None:
+        verdict = "whether that is usual is not known: the profiler held the processes of the step up for different times"
     return f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}"
 
 
@@ -254,7 +276,7 @@ def _unusual(this: StepTime, usual: float, others: Sequence[StepTime]) -> str:
 def _reasons(parts: Sequence[Usual]) -> str:
     """Return the roles and regions that are not typical."""
     odd = sorted(
-        (each for each in parts[1:] if not each.typical),
+        (each for each in parts[1:] if each.typical is False),
         key=lambda each: -abs((each.seconds or 0.0) - each.median),
     )
     texts = [

@@ -781,8 +781,8 @@ class Usual(msgspec.Struct, frozen=True):
     """The longest of the other steps."""
     steps: int
     """The number of other steps that have the role or the region."""
-    typical: bool
-    """Whether this step lies within the range of the others, or within 5 % of their median."""
+    typical: bool | None
+    """Whether this step is near the median of the others, as these vary. None: the profiler held the processes of the step up for different times, which may explain the difference."""
     region: str | None = None
     """An outermost region, where no role divides the step; None: the whole step, or a role."""
 

@@ -165,7 +165,12 @@ def neighbours_table(among: Neighbourhood, step: int | None, room: int) -> Table
         usual = f"{seconds(part.median)} ({seconds(part.shortest)} to {seconds(part.longest)})"
         name = part.role or part.region or "whole step"
         rows.append(
-            [name, Text("".join(bars), "" if part.typical else "yellow"), seconds(part.seconds), usual]
+            [
+                name,
+                Text("".join(bars), "yellow" if part.typical is False else ""),
+                seconds(part.seconds),
+                usual,
+            ]
         )
     span = f"steps {shown[0].step} to {shown[-1].step}"
     return text_table(["", span, f"step {step}", "usually"], rows, "lwrl", room)

@@ -109,6 +109,22 @@ class TestTypical:
         assert found.parts[0].seconds == pytest.approx(3.0)
         assert found.text.startswith("step 3 took 3.00 s in rank 0: typical")
 
+    @pytest.mark.parametrize(("length", "typical"), [(2.5, None), (3.5, None), (1.5, False), (4.5, False)])
+    def test_the_profiler_held_another_process_up_for_longer(self, run, length, typical) -> None:
+        """By 1 s: this may explain a difference of 0.5 s to the other steps, and not one of 1.5 s."""
+        spans(run, 0, [(number, {"actor": length if number == 3 else 3.0}) for number in range(8)])
+        windows = [
+            {
+                "host": "h", "pid": pid, "start_unix_ns": START, "start_seconds": start, "end_unix_ns": START + SECOND,
+                "stall_seconds": 9.0 * start,
+            }
+            for pid, start in ((7, 1.0), (8, 2.0))
+        ]  # fmt: skip
+        found = neighbourhood([run.path], 3, windows=windows)
+        assert [each.typical for each in found.parts] == [typical, typical]
+        assert ("whether that is usual is not known" in found.text) == (typical is None)
+        assert ("instead of" in found.text) == (typical is False)
+
     def test_a_shorter_step(self, run) -> None:
         spans(run, 0, [(number, both(2.0, 0.5 if number == 3 else 1.0)) for number in range(6)])
         found = neighbourhood([run.path], 3)
