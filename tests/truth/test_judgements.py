@@ -40,9 +40,8 @@ def wrong_in(seed: int) -> list[str]:
         made = make(world_of(seed), Path(folder))
     ran = made.ran[made.world.recorded]
     wrong = judged(made.world, made.ran, made.report)
-    # not yet of a driver: which of several engines is on the path, and what the recording of its ranks takes
-    if made.world.kind != "driver":
-        wrong += false_neighbourhood(*made[:2], made.report)
+    wrong += false_neighbourhood(*made[:2], made.report)
+    # not yet of a driver: which of several engines is on the path
     if made.world.kind != "driver" and made.world.recording != "no traces":
         wrong += false_path(ran, made.report)
     if made.world.recording != "no traces":
