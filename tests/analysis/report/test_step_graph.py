@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import pytest
 
@@ -101,6 +102,16 @@ def test_a_process_of_which_no_wait_is_known_leaves_the_gain_open():
     made = graph(process("rank_0", (0, 95, "actor")), process("rank_1", (0, 100, "actor")))
     assert gain(made, rank_1=[(0, 4)]) == 4
     assert gain(made, rank_1=[(0, 50)]) is None
+
+
+@pytest.mark.parametrize(("held", "saves"), [([(0, 20)], 30), ([(0, 19)], 29), ([], None)])
+def test_a_process_that_computed_bounds_the_gain_if_the_profiler_held_both_up_alike(held, saves):
+    """Rank 1 computes until 70 µs, and no wait of it is known. If the profiler held rank 0 alone up, rank 1 may have waited for that."""
+    begin = sum(end for _, end in held)
+    other = process("rank_1", (begin, 70, "actor"), held=held)
+    computing = Intervals.one(begin * US, 70 * US)
+    made = graph(process("rank_0", (20, 100, "actor"), held=[(0, 20)]), replace(other, computing=computing))
+    assert gain(made, rank_0=[(60, 100)]) == saves
 
 
 def test_a_rank_that_the_profiler_held_up_would_not_have_been_late():
