@@ -103,7 +103,7 @@ def test_a_worker_that_dies_costs_its_source_alone(run, tmp_path):
         **{field.name: getattr(found.inputs[rank0], field.name) for field in dataclasses.fields(Input)}
     )
     report = analyse(found, workers=2)
-    (finding,) = [each for each in report.problems if "died" in each.problem]
+    (finding,) = [each for each in report.problems if each.unread]
     assert finding.source == found.inputs[rank0].origin.path
     assert [engine.peak_batch for engine in report.rollout] == [4]
     assert report.ops == []
