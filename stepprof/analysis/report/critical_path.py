@@ -140,11 +140,15 @@ class _Walk:
         worker = self.by_label[wait.label]
         if len(worker.generating):
             # another worker that finished first does not end the wait for this one; what the driver computed does
-            since = wait.start if wait.since is None else wait.since
-            if at.computing.clip(since, wait.end).total > COMPUTES * (wait.end - since):
-                since = wait.start
-            low = int(worker.generating.clip(max(since, stretch[0]), wait.end).start[0])
-            self._add(worker, low, (0, 0, worker.process.origin.role, stretch[3]), "engine")
+            begun = max(stretch[0], wait.since or stretch[0])
+            generated = worker.generating.clip(begun, wait.end)
+            if at.computing.clip(begun, wait.end).total > COMPUTES * (wait.end - begun):
+                generated = worker.generating.clip(wait.start, wait.end)
+            if len(generated):
+                since = int(generated.start[0])
+                self._add(worker, since, (0, 0, worker.process.origin.role, stretch[3]), "engine")
+            else:
+                self._work(at, wait.start, stretch)
             return at
         if wait.since is not None:
             self.returns.append((wait.since, at))

@@ -33,7 +33,7 @@ class Served(NamedTuple):
     own: bool
     """Whether the worker has the role of the driver's window."""
     since: int | None
-    """Since when the work belongs to this wait; None: since the worker began."""
+    """Since when the work belongs to this wait; None: since a rank began."""
 
 
 class _Work(NamedTuple):
@@ -44,6 +44,8 @@ class _Work(NamedTuple):
     """The end of the driver's window or region."""
     streams: bool
     """Whether it has results before it ends: it generates."""
+    role: str | None
+    """The role of the worker."""
 
 
 @dataclass(slots=True)
@@ -156,7 +158,7 @@ def _works(workers: Sequence[_Worker], stretch: Stretch, *, within: bool = False
         if worker.generates:
             pieces = [(pieces[0][0], pieces[-1][1])]
         found += [
-            _Work(max(low, begin), min(high, end), worker.each.label, end, worker.generates)
+            _Work(max(low, begin), min(high, end), worker.each.label, end, worker.generates, worker.role)
             for low, high in pieces
         ]
     return [work for work in found if work.end > work.start]
@@ -173,10 +175,15 @@ def _waits(each: Timeline, works: Sequence[_Work], *, own: bool, shared: bool = 
     """
     for group in _at_the_same_time(works):
         first = since = group[0].start
+        done_by: dict[str | None, int] = {}
         for work in sorted(group, key=lambda work: work.end):
+            # engines of one role work side by side; one of another role may need what they generate
+            alone = max((end for role, end in done_by.items() if role != work.role), default=first)
             for start, end, done in _idle(each, since, work):
-                yield Served(end, start, done, work.label, own, first if own else start if shared else None)
-            since = max(since, work.end)
+                begun = alone if own or work.streams else start if shared else None
+                yield Served(end, start, done, work.label, own, begun)
+                since = max(since, end) if end > start else since
+            done_by[work.role] = work.end
 
 
 def _at_the_same_time(works: Sequence[_Work]) -> Iterator[list[_Work]]:
@@ -200,14 +207,16 @@ def _idle(each: Timeline, start: int, work: _Work) -> Iterator[tuple[int, int, i
     that still generated.
     """
     pieces = each.computing.clip(start, work.end).pairs() if work.end > start else []
-    long = [(low, high) for low, high in pieces if high - low >= COMPUTES * (work.end - start)]
-    if not long or work.end - long[-1][1] >= LEAST_NS:
-        yield (long[-1][1] if long else min(start, work.end)), work.end, work.end
+    idle = start
+    for low, high in pieces:
+        if high - low >= COMPUTES * (work.end - start):
+            idle = max(idle, work.start)
+            if work.streams and low - idle >= LEAST_NS:
+                yield idle, low, low
+            begin, idle = low, high
+    if idle == start or work.end - idle >= LEAST_NS:
+        yield min(idle, work.end), work.end, work.end
         return
-    begin, _ = long.pop()
-    idle = long[-1][1] if long else start
-    if work.streams and begin - idle >= LEAST_NS:
-        yield idle, begin, begin
     after = each.computing.clip(begin, work.until).pairs()
     join = after[0][1] if after else work.end
     yield join, join, work.end

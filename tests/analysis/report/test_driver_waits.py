@@ -189,6 +189,93 @@ class TestOneStepAhead:
         assert not any(role == "actor" for _, role in slack(made))
 
 
+class TestSeveralEngines:
+    """Engines of one role generate side by side."""
+
+    @staticmethod
+    def _report(role, *batches, evidence=()):
+        return report(
+            spans("driver", ("window", role or "step", 0, 10_000, role)),
+            *(engine(number, *of) for number, of in enumerate(batches)),
+            manifests=[
+                manifest(
+                    engines=[
+                        engine_entry(replica=number, start_unix_ns=T0, end_unix_ns=T0 + 9900 * MS)
+                        for number in range(len(batches))
+                    ]
+                )
+            ],
+            evidence=evidence,
+        )
+
+    @pytest.mark.parametrize("role", [None, "rollout", "train"])
+    def test_the_path_has_the_last_engine_alone(self, role):
+        """One engine ends at 8 s and the other one at 9 s, whichever role the driver has."""
+        made = self._report(role, [(0, 8000, 64)], [(0, 9000, 64)])
+        assert [each[:3] for each in path(made)] == [
+            ("rollout/1 worker 0", 0.0, 9.0),
+            (path(made)[1][0], 9.0, 10.0),
+        ]
+
+    @pytest.mark.parametrize("role", [None, "rollout", "train"])
+    def test_first_results_are_of_an_engine_that_had_begun(self, role):
+        """The driver computes from 3 to 9 s. Engine 1 generates within this time: the driver waited for engine 0."""
+        made = self._report(
+            role,
+            [(0, 9900, 64)],
+            [(5000, 3000, 64)],
+            evidence=[
+                stacks(
+                    "driver",
+                    (0, 3000, "ray.get", 0.0),
+                    (3000, 6000, "verify", 1.0),
+                    (9000, 1000, "ray.get", 0.0),
+                )
+            ],
+        )
+        assert [each[1:4] for each in path(made)][:3] == [
+            (0.0, 3.0, "engine"),
+            (3.0, 9.0, "work"),
+            (9.0, 9.9, "engine"),
+        ]
+        assert {each[0] for each in path(made) if each[3] == "engine"} == {"rollout/0 worker 0"}
+
+    @pytest.mark.parametrize("role", [None, "rollout"])
+    def test_a_driver_that_waits_while_no_engine_generates(self, role):
+        """It computes twice; between these times it waits for something else."""
+        made = self._report(
+            role,
+            [(0, 2000, 64), (2000, 5000, 0), (7000, 2000, 64)],
+            evidence=[
+                stacks(
+                    "driver",
+                    (0, 2000, "ray.get", 0.0),
+                    (2000, 2000, "verify", 1.0),
+                    (4000, 1000, "tool.wait", 0.0),
+                    (5000, 2000, "verify", 1.0),
+                    (7000, 3000, "ray.get", 0.0),
+                )
+            ],
+        )
+        assert [each[1:3] for each in path(made) if each[3] == "engine"] == [(0.0, 2.0), (7.0, 9.0)]
+
+    def test_an_engine_of_another_role_may_need_what_the_first_ones_generate(self):
+        """The reward models work on samples of the rollout, which ends at 3 s; they end at 3.8 and 3.9 s."""
+        roles = ("rollout", "reward", "reward")
+        made = report(
+            driver(end=4000),
+            engine(0, (0, 3000, 64)),
+            engine(0, (500, 3300, 64), role="reward"),
+            engine(1, (500, 3400, 64), role="reward"),
+            manifests=engines(*roles),
+        )
+        assert [each[:3] for each in path(made)] == [
+            ("rollout/0 worker 0", 0.0, 3.0),
+            ("reward/1 worker 0", 3.0, 3.9),
+            ("driver", 3.9, 4.0),
+        ]
+
+
 class TestEnginesOfSeveralRoles:
     @pytest.mark.parametrize("start", [0, 1500])
     def test_a_window_is_about_the_engines_of_its_role(self, start):
