@@ -155,18 +155,18 @@ def _timed(function: Callable[..., Any], name: str, attributes: dict[str, object
         if hook is None and not recorder.keep:
             return function(*args, **kwargs)
         token = None if hook is None else hook.enter(name, False)
-        where = current_scope()
+        where = recorder.scope()
         if where is not None and not where._start:
             where = recorder.still_holding(where)
-        where = where or newest.window
+        where = where or recorder.newest.window
         failed = True
-        start = perf_counter_ns()
+        start = recorder.clock()
         try:
             result = function(*args, **kwargs)
             failed = False
             return result
         finally:
-            end = perf_counter_ns()
+            end = recorder.clock()
             recorder = cell.recorder
             if recorder is not None:
                 _record(recorder, name, start, end, where, attributes, failed, token)
@@ -269,6 +269,8 @@ class bind(Scope):  # noqa: N801 - a block, named like the function it reads as
     """
 
     __slots__ = ("_attributes",)
+
+    is_window = False
 
     def __init__(self, **attributes: object) -> None:
         self._attributes = attributes

@@ -37,6 +37,9 @@ class Scope:
 
     __slots__ = ("_before", "_bound", "_outer", "_recorder", "_start", "_task", "_thread", "number", "role")
 
+    is_window = True
+    """False of a `bind`."""
+
     number: int | None
     """The step."""
     role: str | None

@@ -70,19 +70,24 @@ class Recorder:
     __slots__ = (
         "_dropped",
         "began",
+        "clock",
         "current_task",
         "first_cut",
         "hook",
         "is_compiling",
         "keep",
         "late",
+        "newest",
         "pending",
         "running_loop",
+        "scope",
         "thread",
         "wake",
     )
 
     def __init__(self, *, keep: bool = True, wake: Callable[[], None] = lambda: None) -> None:
+        # A decorated function finds these here, and not as globals: they could not be pickled with it.
+        self.clock, self.scope, self.newest = perf_counter_ns, current_scope, newest
         self.began = perf_counter_ns()
         self.pending: deque[Span] = deque()
         self.keep = keep

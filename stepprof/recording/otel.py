@@ -26,10 +26,8 @@ from typing import TYPE_CHECKING, Any
 from stepprof.formatting import install
 from stepprof.host import real_time
 from stepprof.host.clock import Anchor
-from stepprof.instrument.announced_window import AnnouncedWindow
 from stepprof.instrument.attributes import plain
 from stepprof.instrument.scope import DEEPEST, Scope
-from stepprof.instrument.step import StepWindow
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.manifest_writer import describe_error
@@ -146,9 +144,9 @@ class Translator:
         """Return the id of the window of a scope: one that has ended keeps it."""
         window: Scope | None = scope
         for _ in range(DEEPEST):
-            if window is None or isinstance(window, StepWindow | AnnouncedWindow):
+            if window is None or window.is_window:
                 break
-            window = window._outer or window._before  # a `bind`
+            window = window._outer or window._before
         known = None if window is None else self._known.get(window)
         return self._window(scope.number, scope.role) if known is None else known
 

@@ -229,9 +229,11 @@ class TestPermissions:
         with as_ordinary_user():
             assert "spans/: cannot be read: Permission denied" in printed(capsys, "spans", "mine", status=1)
             report = json.loads(printed(capsys, "report", "mine", "--json"))
-        assert {"source": None, "problem": "the spans cannot be read: Permission denied"} in report[
-            "problems"
-        ]
+        assert {
+            "source": None,
+            "problem": "the spans cannot be read: Permission denied",
+            "unread": False,
+        } in report["problems"]
 
 
 class TestLs:

@@ -12,11 +12,12 @@ SECOND = 10**9
 
 ANCHOR = """
 import json, sys, time
+from stepprof.host import real_time
 
 wall, monotonic = int(sys.argv[1]), int(sys.argv[2])
 time_ns, perf_counter_ns = time.time_ns, time.perf_counter_ns
-time.time_ns = lambda: time_ns() + wall
-time.perf_counter_ns = lambda: perf_counter_ns() + monotonic
+real_time.time_ns = lambda: time_ns() + wall
+real_time.perf_counter_ns = lambda: perf_counter_ns() + monotonic
 
 from stepprof.host.clock import Anchor
 print(json.dumps(Anchor.take().to_dict()))

@@ -167,6 +167,7 @@ OTHERS = {
     "backends/memory/backend.py": "its own snapshot",
     "backends/torch/export.py": "a folder, to be synced",
     "analysis/timeline/merge.py": "its own parts and output",
+    "analysis/timeline/workers.py": "pipes to its workers",
     "analysis/timeline/archive.py": "a member of the archive that it writes",
     "recording/post_step/retention.py": "folders, through no link",
     "run/folders.py": "a name that is taken for what is moved aside",

@@ -80,6 +80,7 @@ class TestImport:
             "stepprof.host.real_time",
             "stepprof.instrument",
             *(f"stepprof.instrument.{name}" for name in instrument),
+            "stepprof.interrupts",
             "stepprof.untraced",
             "stepprof.version",
         ]

@@ -594,8 +594,8 @@ for step in (1, 2, 3):
         assert warm.is_readable(warm.window())
 
     def test_workers_with_a_session_of_their_own(self, warm):
-        """A forked worker may call `init` and record. A worker that was forked during a capture is skipped,
-        because torch's profiler still runs in it.
+        """A forked worker may call `init` and record, also one that was forked during a capture: torch's
+        recorder is off in it.
         """
         ran = warm.run("""
             import multiprocessing
@@ -622,8 +622,8 @@ for step in (1, 2, 3):
         assert [(window["rank"], window["status"]) for window in warm.windows(1)] == [(1, "partial")]
         assert warm.is_readable(warm.window(1), 1)
         actor, reward = warm.windows(2)
-        assert (actor["status"], reward["status"]) == ("complete", "skipped")
+        assert (actor["status"], reward["status"]) == ("complete", "partial")
         assert warm.is_readable(actor)
-        assert "another torch profiler is running" in reward["error"]
+        assert warm.is_readable(reward, 2)
         assert [window["status"] for window in warm.windows(3)] == ["partial", "partial"]
         assert all(warm.is_readable(window, 3) for window in warm.windows(3))

@@ -21,7 +21,7 @@ FULL = {
     "recording_role": "actor",
     "backend": "torch",
     "health": "ok",
-    "engines": {"rollout/0": dict.fromkeys(("kind", "name", "host", "state", "health"), "x")},
+    "engines": {"rollout/0": dict.fromkeys(("kind", "name", "host", "state", "health", "roles"), "x")},
     "last_error": "x",
     "pending_exports": ["actor of step 1"],
     "pending_uploads": 1,

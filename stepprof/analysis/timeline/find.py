@@ -146,6 +146,7 @@ def find(
         elif path is not None and path.is_file():
             plain.append(path)
         elif path is not None and path.is_dir():
+            next(path.iterdir(), None)  # an OSError if it may not be read
             number = step_number(resolved(path).name)
             if number is not None and is_run(resolved(path).parent):
                 if step not in (None, number):

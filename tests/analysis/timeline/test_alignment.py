@@ -30,10 +30,11 @@ import json, os, socket, sys, threading, time
 rank, port, ahead_ns, backend = int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
 
 # a host of its own: another name, another boot, another clock
+from stepprof.host import real_time
 real_ns = time.time_ns
 if rank == 1:
-    time.time_ns = lambda: real_ns() + ahead_ns
-    time.time = lambda: time.time_ns() / 1e9
+    time.time_ns = real_time.time_ns = lambda: real_ns() + ahead_ns
+    time.time = real_time.time = lambda: time.time_ns() / 1e9
 socket.gethostname = lambda: f"node-{rank}"
 
 import stepprof

@@ -361,7 +361,12 @@ class TestOutput:
             "rollout",
             "generate",
         }
-        assert result.findings == [("actor rank 0", "not in the timeline: MemoryError: no more")]
+        assert result.findings == [
+            (
+                "actor rank 0",
+                "not in the timeline: memory ran out while it was read; the file itself may be intact",
+            )
+        ]
 
 
 class TestFilters:
@@ -456,7 +461,15 @@ class TestWorkers:
             workers=2,
             progress=lambda *each: told.append(each),
         )
-        assert results == [4, Failed("the process that read it died, probably out of memory"), 9, 16]
+        assert results == [
+            4,
+            Failed(
+                "the process that read it ended with exit status 9; the file itself may be intact",
+                unread=True,
+            ),
+            9,
+            16,
+        ]
         assert told == [(n, 4) for n in range(1, 5)]
 
     def test_no_worker_starts_without_sources(self):
