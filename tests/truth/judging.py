@@ -79,7 +79,8 @@ def _is_hidden(world: World, cause: Cause) -> bool:
     """Return whether what was recorded cannot show a cause."""
     if world.recording == "no traces":  # nor where ranks met
         return bool(cause.topics & {*OF_TRACES, "straggler"})
-    return cause.needs_evidence and world.recording == "no evidence"
+    shows = "straggler" in cause.topics  # that one process is late, spans and traces show too
+    return cause.needs_evidence and not shows and world.recording == "no evidence"
 
 
 def name_of(label: str | None) -> Name | None:

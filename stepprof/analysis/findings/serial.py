@@ -8,7 +8,7 @@ from functools import partial
 from stepprof.analysis.findings.blocked import ONE, Busy, is_lock
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, last_part
-from stepprof.analysis.findings.signs import LOADER, QUEUES
+from stepprof.analysis.findings.signs import COLLECTIVES, LOADER, QUEUES
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.wording import seconds_text
@@ -54,8 +54,8 @@ def _all_but_longest(facts: Facts, part: Part) -> Intervals:
 
 
 def _waits_for_others(facts: Facts, part: Part) -> bool:
-    """Return whether the thread waited for most of a part for a lock, for a queue, or for several threads: more calls at
-    the same time would wait for the same.
+    """Return whether the thread waited for most of a part for a lock, for a queue, for other ranks, or for several
+    threads: more calls at the same time would wait for the same.
     """
     signs = facts.signs[part.process]
     shown = [*signs.shown(part.when)]
@@ -67,6 +67,7 @@ def _waits_for_others(facts: Facts, part: Part) -> bool:
         if is_lock(stack)
         or QUEUES.intersection(stack.modules)
         or LOADER in stack.modules
+        or COLLECTIVES in stack.modules
         or (several and stack.waits)
     )
     return 2 * waits >= part.when.total

@@ -564,6 +564,19 @@ def test_calls_that_compute_need_processes(cpu, how):
     assert how in found.advice
 
 
+@pytest.mark.parametrize(("module", "topics"), [("client.py", ["serial"]), ("distributed_c10d.py", [])])
+def test_calls_that_wait_for_other_ranks_are_not_serial(module, topics):
+    """Micro-batches that end in a collective wait for the other ranks: at the same time they would do so too."""
+    calls = [("region", "backward", at, 15, None) for at in range(20, 80, 15)]
+    of = stretch("work.wait", cpu=0.001)
+    frames = (Frame("reduce", module, 9), Frame("main", "train.py", 5, own=True))
+    made = report(
+        spans(0, ("window", "step", 0, 100, None), *calls),
+        evidence=[replace(of, stretches=[replace(each, frames=frames) for each in of.stretches])],
+    )
+    assert [topic for topic, *_ in causes(made) if topic == "serial"] == topics
+
+
 @pytest.mark.parametrize("call", ["file.read", "self._log_file.write", "f.readlines", "os.write"])
 def test_a_file_in_the_page_cache(call):
     """The kernel copies a file in the page cache with CPU time. The finding says that the rank read
