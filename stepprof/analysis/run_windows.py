@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from itertools import islice
@@ -28,6 +27,17 @@ class RunWindow(NamedTuple):
     role: str | None
     process: str = ""
     """The host and the id of its process: a rank that was started again has several."""
+
+
+class RunRegion(NamedTuple):
+    """A region of any step of the run that is inside no other; nanoseconds on the clock of its process."""
+
+    start: int
+    end: int
+    step: int
+    name: str
+    process: str
+    """The host and the id of its process."""
 
 
 def process_files(path: Path) -> list[tuple[str, list[Path]]]:
@@ -113,25 +123,25 @@ def repeated_steps(windows: Iterable[RunWindow]) -> set[int]:
     return found
 
 
-def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> dict[int, dict[str, int]]:
-    """Return the nanoseconds of the regions of each step that are inside no other, by name.
+def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> list[RunRegion]:
+    """Return the regions of some steps that are inside no other, in the order of the steps and of their begins.
 
     They are those of the threads that open windows in the step, without coroutines: a process that was lost in the step has
     regions without a window. Empty: there are too many regions to read.
     """
-    process: object = None
+    process = ""
     threads: set[object] = set()
-    found: list[tuple[int, int, int, object, str]] = []
+    found: list[tuple[int, int, int, object, str, str]] = []
     try:
         lines = [*islice((line for file in files for line in span_lines(file, steps)), MOST_REGIONS)]
     except OSError:
-        return {}
+        return []
     if len(lines) == MOST_REGIONS:
-        return {}
+        return []
     for line in lines:
         span = parse_span(line)
         if span is not None and span.get("kind") == "spans":
-            process = span.get("host"), span.get("pid")
+            process = f"{span.get('host')} {span.get('pid')}"
         if span is None or span.get("step") not in steps:
             continue
         start, length, thread = (
@@ -142,11 +152,11 @@ def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> dict[int
         if span.get("kind") == "window":
             threads.add(thread)
         elif span.get("kind") == "region" and span.get("task") is None and span.get("name"):
-            found.append((span["step"], start, -length, thread, span["name"]))
-    by_step: dict[int, dict[str, int]] = defaultdict(dict)
+            found.append((span["step"], start, -length, thread, span["name"], process))
+    outermost = []
     end: dict[tuple[int, object], int] = {}
-    for step, start, negative, opened, name in sorted(found, key=lambda each: each[:3]):
+    for step, start, negative, opened, name, process in sorted(found, key=lambda each: each[:3]):
         if opened in threads and start >= end.get((step, opened), 0):
             end[step, opened] = start - negative
-            by_step[step][name] = by_step[step].get(name, 0) - negative
-    return dict(by_step)
+            outermost.append(RunRegion(start, start - negative, step, name, process))
+    return outermost

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from statistics import median
 
-from stepprof.analysis.report.schema import Report
+from stepprof.analysis.report.schema import Neighbourhood, Report
 from truth.judging import name_of
-from truth.scheduling import Ran, run
+from truth.scheduling import Line, Ran, run
 from truth.worlds import HELD, Name, World
 
 __all__ = ["false_neighbourhood"]
@@ -30,12 +30,15 @@ def false_neighbourhood(world: World, ran: Sequence[Ran], report: Report) -> lis
     own = _seconds(run(programs, begun, (HELD,)), name)
     for each in around.steps:
         true = _seconds(ran[each.step], name)
-        least = (
-            own if each.step == world.recorded else true
-        )  # it may be stated without the time of the recording
-        exact = min(least, true) - EXACT <= each.seconds <= true + EXACT
+        # the recording makes a process longer that waits for others, and shorter one for which these wait
+        unrecorded = own if each.step == world.recorded else true
+        exact = abs(each.seconds - unrecorded) <= EXACT
+        if world.recording == "no traces":  # which processes waited for which is not always known
+            exact = min(unrecorded, true) - EXACT <= each.seconds <= max(unrecorded, true) + EXACT
         if not exact or each.recorded != (each.step == world.recorded):
             wrong.append(f"step {each.step} took {true:.3f} s in {around.process}, not {each.seconds:.3f}")
+    if world.recording != "no traces":
+        wrong += _false_parts(around, run(programs, begun, (HELD,)).lines[name])
     others = median(_seconds(each, name) for number, each in enumerate(ran) if number != world.recorded)
     apart = abs(own / others - 1)
     typical = around.parts[0].typical if around.parts else None
@@ -52,6 +55,17 @@ def _held_apart(ran: Ran) -> float:
     """Return by how much the times differ for which the recording held processes up before their windows [s]."""
     held = [sum(window.arm + window.begin for window in line.windows) for line in ran.lines.values()]
     return (max(held) - min(held)) / 1e9
+
+
+def _false_parts(around: Neighbourhood, line: Line) -> Iterator[str]:
+    """Yield the roles and regions whose time is not that without recording."""
+    for each in around.parts[1:]:
+        ranges = line.windows if each.region is None else line.regions
+        true = (
+            sum(of.end - of.start for of in ranges if (each.region or each.role) in (of.name, of.role)) / 1e9
+        )
+        if abs((each.seconds or 0.0) - true) > EXACT:
+            yield f"{each.region or each.role} took {true:.3f} s in {around.process} without recording, not {each.seconds} s"
 
 
 def _seconds(ran: Ran, name: Name) -> float:

@@ -76,7 +76,7 @@ def _shape(seed: int) -> Shape:
         drawn.randint(300, 900) * MS,
         drawn.choice((0.001, 0.01)),
         drawn.randint(2, 4),
-        1,  # not yet more: the step among its neighbours does not take out what the recording of ranks takes of the driver
+        drawn.choice((1, 1, 10)),
         drawn.choice(("roles", "roles", "other", "step")),
     )
 

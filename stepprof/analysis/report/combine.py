@@ -52,6 +52,7 @@ from stepprof.analysis.report.totals import (
     region_times,
     role_times,
 )
+from stepprof.analysis.report.unrecorded import Unrecorded, changes_of
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.model import Alignment
@@ -122,6 +123,7 @@ def combine(
         for name, rows in of.items():
             tables[name] += rows
     blameless = frozenset(tables.pop("blameless", ()))
+    waits_unrecorded = dict(tables.pop("waits", ()))
     tables["engines"] += without_steps(tables["engines"], engines)
     report = Report(
         run_id=run_id,
@@ -172,7 +174,11 @@ def combine(
         report,
         findings=sentences(report, causes, notices, blameless),
         neighbourhood=neighbourhood_of(
-            report, runs, causes, {each.label: each.origin.rank for each in everyone}, windows
+            report,
+            runs,
+            causes,
+            {each.label: each.origin.rank for each in everyone},
+            Unrecorded.of(windows, waits_unrecorded),
         ),
     )
 
@@ -236,6 +242,7 @@ def _part(
             *(last for each in known for _, _, last in each.apart),
             *(each.label for each in processes if each.origin.rank == DRIVER),
         ],
+        "waits": changes_of(known, graph),
         "findings": [_without_gain(each) if several else each for each in findings_of(facts)],
     }
 

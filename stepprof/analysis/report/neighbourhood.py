@@ -3,9 +3,10 @@
 Where no role divides the step, its outermost regions take the place of roles.
 
 Recording can make a step longer, and the first steps of a process compile, allocate and open connections:
-such steps are shown, and nothing is compared with them. Nor does the time count for which the profiler held
-the recorded step up. Where it held the processes of the step up for different times, they wait for each other for
-longer or less long than in other steps: what this may explain is not known to be unusual. A step is usual if it is near the median of the others, as these vary: one long step
+such steps are shown, and nothing is compared with them. Nor does the time count for which profilers held
+the recorded step up, in its process or in others that this one waited for. Where profilers held the processes up for
+different times, a wait that was not recorded may be longer or less long than in other steps: what this may explain is
+not known to be unusual. A step is usual if it is near the median of the others, as these vary: one long step
 makes no other one usual. A step is compared with steps that have the
 same roles: one without a rollout is no fast one with it.
 """
@@ -17,15 +18,14 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from msgspec.structs import replace
 
 from stepprof.analysis.periodic import every, period, tolerance, warm_up
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
-from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.schema import Finding, Neighbourhood, Report, StepTime, Usual
 from stepprof.analysis.report.timelines import DRIVER
+from stepprof.analysis.report.unrecorded import Unrecorded
 from stepprof.analysis.report.visits import later_visits
 from stepprof.analysis.report.wording import quoted, seconds
 from stepprof.analysis.run_windows import (
@@ -35,9 +35,9 @@ from stepprof.analysis.run_windows import (
     repeated_steps,
     windows_of,
 )
-from stepprof.analysis.timeline.profiler_stalls import Held, profiler_times
 from stepprof.run.runs import steps as recorded_steps
 
+NOTHING = Unrecorded()
 AROUND = 200
 """Number of steps to show before and after this one."""
 FEWEST = 3
@@ -57,7 +57,7 @@ def neighbourhood_of(
     runs: Sequence[Path],
     causes: Iterable[Finding],
     ranks: Mapping[str, int | str | None],
-    windows: Iterable[Mapping[str, Any]] = (),
+    unrecorded: Unrecorded = NOTHING,
 ) -> Neighbourhood | None:
     """Return the step of a report among the others of its run: in the process of the first cause, else in the one with the most time on the path.
 
@@ -66,7 +66,7 @@ def neighbourhood_of(
         runs: the folders of the run.
         causes: its findings with a place.
         ranks: by the label of the process.
-        windows: of the step, in the manifests.
+        unrecorded: what the recording of the step took.
     """
     if report.step is None:
         return None
@@ -87,7 +87,7 @@ def neighbourhood_of(
         )
     }
     return neighbourhood(
-        runs, report.step, [ranks[label] for label in order if label in ranks], regions, windows
+        runs, report.step, [ranks[label] for label in order if label in ranks], regions, unrecorded
     )
 
 
@@ -96,7 +96,7 @@ def neighbourhood(
     step: int,
     ranks: Sequence[int | str | None] = (),
     regions: Collection[str] = (),
-    windows: Iterable[Mapping[str, Any]] = (),
+    unrecorded: Unrecorded = NOTHING,
 ) -> Neighbourhood | None:
     """Return the steps of a run around one of them.
 
@@ -105,47 +105,25 @@ def neighbourhood(
         step: the number of the step.
         ranks: the ranks whose spans are preferred, in this order, unless the run has a driver.
         regions: the outermost regions to show, if the process has them, however short they are.
-        windows: of the step, in the manifests: they have the times at which profilers held processes up.
+        unrecorded: what the recording of the step took.
 
     Returns:
         None: no process has spans of it and of another step, or the number was used for several steps.
     """
     recorded = {number for run in runs for number in recorded_steps(run)}
-    profiled = _profiled(windows)
-    held = {process: Intervals.of(each[1:] for each in of) for process, of in profiled.items()}
     for process, files in _processes(runs, [str(rank) for rank in ranks]):
         of_process = windows_of(files)
-        times = _steps(of_process, recorded, held)
+        times = _steps(of_process, recorded, unrecorded)
         at = next((at for at, each in enumerate(times) if each.step == step), None)
         if at is None or len(times) < 2:
             continue
         around = times[max(at - AROUND, 0) : at + AROUND + 1]
         if not _is_divided(times[at]):
-            around = _with_regions(around, files, step, regions)
+            around = _with_regions(around, files, step, regions, unrecorded)
         this = next(each for each in around if each.step == step)
         own = next((window.process for window in of_process if window.step == step), "")
-        return _placed(process, around, this, _warm_up(of_process, times), _displaced(profiled, own))
+        return _placed(process, around, this, _warm_up(of_process, times), unrecorded.displaced(own))
     return None
-
-
-def _profiled(windows: Iterable[Mapping[str, Any]]) -> dict[str, list[Held]]:
-    """Return when profilers held each process up, by its host and id."""
-    times: dict[str, list[Held]] = defaultdict(list)
-    for window in windows:
-        times[f"{window.get('host')} {window.get('pid')}"] += profiler_times(window)
-    return times
-
-
-def _displaced(profiled: Mapping[str, Sequence[Held]], own: str) -> float:
-    """Return by how much longer or shorter the profiler held another process up in the step than one of them [s].
-
-    What follows the last window of a process delays nothing in the step.
-    """
-    totals = {}
-    for process, of in profiled.items():
-        last = max((start for _, start, _ in of), default=0)
-        totals[process] = sum(end - start for action, start, end in of if (action, start) != ("stop", last))
-    return max((abs(of - totals.get(own, 0)) for of in totals.values()), default=0) / 1e9
 
 
 def _warm_up(windows: Iterable[RunWindow], times: Sequence[StepTime]) -> set[int]:
@@ -164,10 +142,17 @@ def _is_divided(step: StepTime) -> bool:
 
 
 def _with_regions(
-    times: Sequence[StepTime], files: Sequence[Path], step: int, regions: Collection[str]
+    times: Sequence[StepTime],
+    files: Sequence[Path],
+    step: int,
+    regions: Collection[str],
+    unrecorded: Unrecorded,
 ) -> list[StepTime]:
     """Return the steps with the longest outermost regions of one of them, and some regions in any case."""
-    found = outermost_regions(files, {each.step for each in times})
+    found: dict[int, dict[str, int]] = defaultdict(dict)
+    for each in outermost_regions(files, {time.step for time in times}):
+        length = unrecorded.length(each.process, each.start, each.end)
+        found[each.step][each.name] = found[each.step].get(each.name, 0) + length
     own = found.get(step, {})
     least = WORTH_SAYING * sum(own.values())
     longest = sorted((name for name in own if own[name] >= least), key=lambda name: -own[name])
@@ -188,7 +173,7 @@ def _processes(runs: Sequence[Path], ranks: Sequence[str]) -> Iterator[tuple[str
         yield f"rank {name}" if name.isdecimal() else name, files
 
 
-def _steps(windows: Iterable[RunWindow], recorded: set[int], held: Mapping[str, Intervals]) -> list[StepTime]:
+def _steps(windows: Iterable[RunWindow], recorded: set[int], unrecorded: Unrecorded) -> list[StepTime]:
     """Return the steps in the order in which they began, without numbers that were used for several steps."""
     ordered = sorted(windows, key=lambda window: window[:2])
     several = {*later_visits(window[:4] for window in ordered), *repeated_steps(ordered)}
@@ -196,23 +181,21 @@ def _steps(windows: Iterable[RunWindow], recorded: set[int], held: Mapping[str, 
     for window in ordered:
         if window.step not in several:
             by_step[window.step].append(window)
-    return [_step(number, of, number in recorded, held) for number, of in by_step.items()]
+    return [_step(number, of, number in recorded, unrecorded) for number, of in by_step.items()]
 
 
-def _step(
-    number: int, windows: Sequence[RunWindow], recorded: bool, held: Mapping[str, Intervals]
-) -> StepTime:
-    stalls = held.get(windows[0].process, EMPTY)
+def _step(number: int, windows: Sequence[RunWindow], recorded: bool, unrecorded: Unrecorded) -> StepTime:
+    process = windows[0].process
     roles: dict[str, int] = {}
     reach: dict[str, int] = {}
     for window in windows:  # sorted by start
         if window.role is not None:
             since = max(window.start, reach.get(window.role, window.start))
-            length = max(window.end - since, 0) - stalls.clip(since, max(window.end, since)).total
+            length = unrecorded.length(process, since, max(window.end, since))
             roles[window.role] = roles.get(window.role, 0) + length
             reach[window.role] = max(window.end, since)
     start, end = windows[0].start, max(window.end for window in windows)
-    length = end - start - stalls.clip(start, end).total
+    length = unrecorded.length(process, start, end)
     return StepTime(number, length / 1e9, recorded, {role: of / 1e9 for role, of in roles.items()})
 
 

@@ -757,7 +757,7 @@ class StepTime(msgspec.Struct, frozen=True):
     step: int
     """Its number."""
     seconds: float
-    """From the begin of its first window to the end of its last one."""
+    """From the begin of its first window to the end of its last one, without the time that the recording took as far as it is known."""
     recorded: bool
     """Whether it was recorded, which can make it longer."""
     roles: dict[str, float] = {}

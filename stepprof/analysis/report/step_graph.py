@@ -150,6 +150,20 @@ class StepGraph:
 
     def replay(self, without: Mapping[str, Intervals]) -> dict[str, int]:
         """Return when each process would end in a step that is not recorded."""
+        gone, waits = self._replayed(without)
+        return {
+            label: end + sum(change for _, change in waits[label]) - gone.get(label, _NOTHING).until(end)
+            for label, end in self.ends.items()
+        }
+
+    def changed_waits(self) -> dict[str, list[tuple[int, int]]]:
+        """Return by how much longer each wait would be without recording, as (end, nanoseconds), by process."""
+        return {label: [each for each in of if each[1]] for label, of in self._replayed({})[1].items()}
+
+    def _replayed(
+        self, without: Mapping[str, Intervals]
+    ) -> tuple[dict[str, _Gone], dict[str, list[tuple[int, int]]]]:
+        """Return what is taken out of each process, and by how much longer each of its waits is then."""
         gone = {
             label: _Gone(
                 (without.get(label, EMPTY) | self.held.get(label, EMPTY)) - self.waited.get(label, EMPTY)
@@ -157,6 +171,7 @@ class StepGraph:
             for label in {*without, *self.held}
         }
         shift: dict[str, int] = dict.fromkeys(self.group, 0)
+        waits: dict[str, list[tuple[int, int]]] = {label: [] for label in self.group}
         for meeting in self.meetings:
             of = gone.get(meeting.awaited, _NOTHING)
             together = meeting.done + shift[meeting.awaited] - of.until(meeting.done)
@@ -167,13 +182,15 @@ class StepGraph:
             together = max(together, *arrivals)
             for wait in meeting.waits:
                 mine = gone.get(wait.label, _NOTHING)
-                shift[wait.label] = together - meeting.end + mine.until(wait.end)
+                after = together - meeting.end + mine.until(wait.end)
+                waits[wait.label].append((wait.end, after - shift[wait.label]))
+                shift[wait.label] = after
             if meeting.mutual:
-                shift[meeting.awaited] = together - meeting.end + of.until(meeting.end)
-        return {
-            label: end + shift[label] - gone.get(label, _NOTHING).until(end)
-            for label, end in self.ends.items()
-        }
+                after = together - meeting.end + of.until(meeting.end)
+                # it came last, and did not wait: it would wait in what begins here
+                waits[meeting.awaited].append((meeting.end + 1, after - shift[meeting.awaited]))
+                shift[meeting.awaited] = after
+        return gone, waits
 
     def spare(self, known: Sequence[Timeline]) -> list[Slack]:
         """Return how much longer each process could have worked in a role before the step ends later, the longest first.

@@ -9,6 +9,7 @@ import runs
 
 from stepprof.analysis import run_windows
 from stepprof.analysis.report.neighbourhood import neighbourhood
+from stepprof.analysis.report.unrecorded import Unrecorded
 from stepprof.cli.main import main
 
 SECOND = 10**9
@@ -105,7 +106,7 @@ class TestTypical:
             "host": "h", "pid": 7, "start_unix_ns": begin + 4 * SECOND, "start_seconds": 4.0,
             "end_unix_ns": None, "stall_seconds": 0.0,
         }  # fmt: skip
-        found = neighbourhood([run.path], 3, windows=[window])
+        found = neighbourhood([run.path], 3, unrecorded=Unrecorded.of([window], {}))
         assert found.parts[0].seconds == pytest.approx(3.0)
         assert found.text.startswith("step 3 took 3.00 s in rank 0: typical")
 
@@ -120,10 +121,18 @@ class TestTypical:
             }
             for pid, start in ((7, 1.0), (8, 2.0))
         ]  # fmt: skip
-        found = neighbourhood([run.path], 3, windows=windows)
+        found = neighbourhood([run.path], 3, unrecorded=Unrecorded.of(windows, {}))
         assert [each.typical for each in found.parts] == [typical, typical]
         assert ("whether that is usual is not known" in found.text) == (typical is None)
         assert ("instead of" in found.text) == (typical is False)
+
+    def test_profilers_held_up_what_it_waited_for(self, run) -> None:
+        """In the role `actor`, the process waited for 4 s until the profiler of another one had started."""
+        spans(run, 0, [(number, both(2.0, 5.0 if number == 3 else 1.0)) for number in range(8)])
+        wait = START + 4 * SECOND * 3 + 7 * SECOND, -4 * SECOND
+        found = neighbourhood([run.path], 3, unrecorded=Unrecorded.of([], {"h 7": [wait]}))
+        assert [part.seconds for part in found.parts] == pytest.approx([3.0, 2.0, 1.0])
+        assert found.text.startswith("step 3 took 3.00 s in rank 0: typical")
 
     def test_a_shorter_step(self, run) -> None:
         spans(run, 0, [(number, both(2.0, 0.5 if number == 3 else 1.0)) for number in range(6)])
