@@ -89,7 +89,7 @@ def _parts(report: Report) -> Iterator[str]:
 
 
 def _name(part: Part) -> str:
-    return part.name if part.region is None else quoted(part.region)
+    return part.name if part.region is None else quoted(part.name)
 
 
 def _title(report: Report) -> Iterator[str]:
@@ -160,7 +160,10 @@ def _tree(report: Report) -> Iterator[str]:
 
 
 def _rows(report: Report) -> Iterator[str]:
-    """Find regions without a row in the tree, in the processes that are in it."""
+    """Find regions without a row in the tree, in the processes that are in it.
+
+    A region outside of every known window has none: its process was killed in the window.
+    """
 
     def names(rows: Sequence[RegionRow], kind: str) -> dict[str, set[str]]:
         found: dict[str, set[str]] = defaultdict(set)
@@ -177,6 +180,7 @@ def _rows(report: Report) -> Iterator[str]:
         for each in time.per_process:
             if (
                 time.region is not None
+                and (time.role is not None or not any(row.kind == "role" for row in report.tree))
                 and each.label in in_step
                 and each.seconds > 0
                 and time.region not in there[each.label]

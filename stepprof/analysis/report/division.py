@@ -5,7 +5,7 @@ The title, the bars, the legends and the tables of the parts take their figures 
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -70,11 +70,12 @@ def divide(
         chosen = roles | (_outermost(apart, stretches, bounds) if has_regions else {})
     elif not chosen and len(whole := union(_windows(processes))):
         chosen = {(None, None): whole}
-    numbers: dict[tuple[_Key | None, str], int] = {(key, _name(key)): at for at, key in enumerate(chosen)}
+    names = _names(chosen)
+    numbers: dict[tuple[_Key | None, str], int] = {(key, names[key]): at for at, key in enumerate(chosen)}
     spent: dict[int, int] = defaultdict(int)
     of_path = []
     for segment in path:
-        number = numbers.setdefault(_part_of(segment, chosen, by_region), len(numbers))
+        number = numbers.setdefault(_part_of(segment, names, by_region), len(numbers))
         spent[number] += segment.end - segment.start
         of_path.append(number)
     parts = [
@@ -126,18 +127,24 @@ def _outermost(
     return {key: found[key] for key in worth if key in longest}
 
 
-def _name(key: _Key) -> str:
-    return key[1] or key[0] or "step"
+def _names(keys: Iterable[_Key]) -> dict[_Key, str]:
+    """Return the name of each part. A region of several roles is named with its role."""
+    names = {key: key[1] or key[0] or "step" for key in keys}
+    several = Counter(names.values())
+    return {
+        key: f"{name} ({key[0]})" if several[name] > 1 and None not in key else name
+        for key, name in names.items()
+    }
 
 
-def _part_of(segment: Segment, chosen: Mapping[_Key, Intervals], by_region: bool) -> tuple[_Key | None, str]:
+def _part_of(segment: Segment, chosen: Mapping[_Key, str], by_region: bool) -> tuple[_Key | None, str]:
     """Return the role or region that a segment belongs to, and its name; without one, what it is instead."""
     outer = segment.region[0] if segment.region else None
     no_work = NO_WORK.get(segment.kind)
     if no_work is None or segment.role is not None or by_region:
         for key in ((segment.role, None), (segment.role, outer)):
             if key in chosen:
-                return key, _name(key)
+                return key, chosen[key]
     if no_work is not None:
         return None, no_work
     if segment.role is not None and not by_region:

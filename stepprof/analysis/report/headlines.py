@@ -118,7 +118,7 @@ def _where(report: Report) -> list[Finding]:
         advice = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'
         return [Finding(f"{took}, and no role or region divides it", "step", report.seconds, advice=advice)]
     shown = [
-        f"{part.name if part.region is None else quoted(part.region)} {percent(part.share or 0.0)}"
+        f"{part.name if part.region is None else quoted(part.name)} {percent(part.share or 0.0)}"
         for part in stated(report.parts, MOST_STATED)
     ]
     return [Finding(": ".join([took, *([", ".join(shown)] if shown else [])]), "step", report.seconds)]

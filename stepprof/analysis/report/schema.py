@@ -196,7 +196,7 @@ class RegionRow(msgspec.Struct, frozen=True):
     """A row of the region tree: the step, a role, a region, or what a region called. A row comes after its `parent`.
 
     In each process, the self time of the step, of a role or of a region and the seconds of its children that are no operators or kernels add up to its seconds:
-    its self time is that outside of them. A region that outlasts the window in which it began ends with that window here.
+    its self time is that outside of them. A region that outlasts the window in which it began ends with that window here. A region outside of every known window has no row: its process was killed in the window.
     Where children overlap (coroutines, or regions that do not end in the order in which they began), the one that began last has the self time: the self times
     of all rows below the step and its own add up to it in any case.
     """

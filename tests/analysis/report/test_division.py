@@ -100,6 +100,21 @@ def test_regions_take_the_place_of_roles() -> None:
     assert [part.name for part in divided([("actor", 0.2, 10)], [(0.0, 10.0, "actor", ())])] == ["actor"]
 
 
+def test_a_region_of_several_roles_is_named_with_its_role() -> None:
+    """Where regions divide the step, those of one name in two roles are two parts with names of their own."""
+    path = [
+        (0.0, 4.0, "ref", ("forward",)),
+        (4.0, 9.0, "actor", ("forward",)),
+        (9.0, 10.0, "actor", ("update",)),
+    ]
+    parts = divided([(None, 0, 10)], path)
+    assert [(part.name, part.seconds) for part in parts] == [
+        ("forward (ref)", 4.0),
+        ("forward (actor)", 5.0),
+        ("update", 1.0),
+    ]
+
+
 def test_a_region_counts_where_it_is_the_outermost_one() -> None:
     """Inside another region, a region of the same name is a part of that one, on the path and in any process. A slash in a name is no border between regions."""
     path = [
