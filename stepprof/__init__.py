@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from stepprof.untraced import untraced
 
 _BODY = sys._getframe().f_code  # see stepprof.untraced: this module may be imported inside a profile
-for _part in ("host", "instrument", "instrument.step"):
+for _part in ("host", "instrument", "instrument.step", "instrument.region", "instrument.state", "version"):
     # the folders first: an import statement that loads its folder would wait for the end of this module's own import
     untraced(lambda part=_part: importlib.import_module(f"stepprof.{part}"))  # type: ignore[misc]
 
