@@ -219,7 +219,7 @@ class _Worker:
         return answer
 
     def _ending(self) -> str:
-        """Return how it ended: the signal, or its last words."""
+        """Return how it ended: the signal, or the end of its stderr."""
         status = self._process.wait()
         if status < 0:
             name = signal.Signals(-status).name if -status in set(signal.Signals) else f"signal {-status}"
