@@ -18,7 +18,8 @@ from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
 
-_KNOWN = frozenset(sys.stdlib_module_names) | {
+_PYTHON = frozenset(sys.stdlib_module_names)
+_KNOWN = _PYTHON | {
     "stepprof", "torch", "torch_npu", "structlog", "transitions", "wrapt", "gevent", "greenlet", "eventlet",
     "fsspec", "isal", "msgspec", "numpy", "nvtx", "opentelemetry", "packaging", "pyarrow", "ray", "tomli",
 }  # fmt: skip
@@ -26,7 +27,20 @@ _KNOWN = frozenset(sys.stdlib_module_names) | {
 code raises some of them without a frame of its own.
 """
 
-_RAISES = {opmap[name] for name in ("RAISE_VARARGS", "RERAISE") if name in opmap}
+_RAISES = {
+    opmap[name]
+    for name in (
+        "RAISE_VARARGS",
+        "RERAISE",
+        "SEND",
+        "YIELD_FROM",
+        "YIELD_VALUE",
+        "JUMP_BACKWARD_NO_INTERRUPT",
+    )
+    if name in opmap
+}
+"""Instructions that raise a given exception: of a statement, or of what is awaited. Python delivers a sent exception at none of them."""
+_RESUME, _AFTER_AWAIT = opmap.get("RESUME"), 2
 _BARE = (MemoryError, StopIteration, StopAsyncIteration, EOFError, Empty)
 """Exceptions that C code raises without arguments."""
 
@@ -113,16 +127,19 @@ def _handlers() -> set[CodeType]:
 def _was_sent(error: BaseException, innermost: TracebackType) -> bool:
     """Return whether another thread has sent the exception to this one: no code has raised it.
 
-    It appears in a known module, between two instructions. It has a class of the job, or no
-    arguments: the interpreter makes it from its class.
+    It appears in a known module, between two instructions. It has a class of the job; or one of
+    Python without arguments, because the interpreter makes it from its class.
     """
-    if innermost.tb_frame.f_code.co_code[innermost.tb_lasti] in _RAISES or not _is_known(
-        innermost.tb_frame.f_globals.get("__name__")
-    ):
+    code, at = innermost.tb_frame.f_code.co_code, innermost.tb_lasti
+    if not 0 <= at < len(code):  # the frame of a Cython function
         return False
-    return not _is_known(type(error).__module__) or (not error.args and not isinstance(error, _BARE))
+    if code[at] in _RAISES or (code[at] == _RESUME and code[at + 1] & 3 >= _AFTER_AWAIT):
+        return False
+    if _top(innermost.tb_frame.f_globals.get("__name__")) not in _KNOWN:
+        return False
+    made_in = _top(type(error).__module__)
+    return made_in not in _KNOWN or (made_in in _PYTHON and not error.args and not isinstance(error, _BARE))
 
 
-def _is_known(module: object) -> bool:
-    name = str(module).partition(".")[0]
-    return name in _KNOWN
+def _top(module: object) -> str:
+    return str(module).partition(".")[0]

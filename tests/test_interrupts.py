@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import os
 import signal
@@ -92,6 +93,37 @@ class TestIsOfJob:
         ours = FunctionType(call.__code__, {**globals(), "__name__": "stepprof.instrument"})
         with pytest.raises(Exception) as raised:  # noqa: PT011 - any class
             ours()
+        assert not is_of_job(raised.value)
+
+    @pytest.mark.parametrize("error", [TimedOut("x"), OSError(), asyncio.TimeoutError()])
+    @pytest.mark.parametrize("done", [True, False])
+    def test_the_failure_of_what_is_awaited_is_not_the_jobs(self, error: Exception, done: bool) -> None:
+        """A future raises an exception that has no frame, for example one that has come from another process."""
+
+        async def await_it() -> BaseException | None:
+            loop = asyncio.get_running_loop()
+            future = loop.create_future()
+            if done:
+                future.set_exception(error)
+            else:
+                loop.call_later(0.01, future.set_exception, error)
+            try:
+                await future
+            except Exception as raised:  # noqa: BLE001 - any class
+                return raised
+            return None
+
+        ours = FunctionType(
+            await_it.__code__, {**globals(), "__name__": "stepprof.remote"}, None, None, await_it.__closure__
+        )
+        raised = asyncio.run(ours())
+        assert raised is not None
+        assert not is_of_job(raised)
+
+    def test_an_exception_of_cython_is_not_the_jobs(self) -> None:
+        """The frame of a Cython function has no instructions."""
+        with pytest.raises(ValueError, match="sum to 1") as raised:
+            numpy.random.default_rng(0).choice(2, p=[1.0, 1.0])
         assert not is_of_job(raised.value)
 
     def test_an_interrupt_must_reach_the_job(self) -> None:

@@ -152,7 +152,9 @@ def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str,
     except ConfigError:
         known = Config()  # damaged, or of another version of stepprof: the ranks check the request themselves
     roles = begun | set(known.roles)
-    if request.role is not None and statuses and request.role not in roles:
+    # before the first step no role is known, and a status is up to an interval old
+    begun_steps = any(status["step"] is not None for status in statuses)
+    if request.role is not None and (roles or begun_steps) and request.role not in roles:
         others = nearest(request.role, sorted(roles)) if roles else ", nor of any other one; leave role out"
         raise ConfigError.at("role", request.role, f"no window of this role has begun{others}")
     for role in (None, request.role, *known.roles):

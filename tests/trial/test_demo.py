@@ -385,10 +385,13 @@ class TestOtherExamples:
 
     @pytest.mark.slow
     def test_grpo_alone(self, tmp_path) -> None:
-        """Without a launcher the loop runs as a single rank. Without a configuration it records
-        nothing and leaves no file.
+        """Without a launcher the loop runs as a single rank. Without a configuration it records no
+        step, and leaves the spans of its run.
         """
         done = run(str(EXAMPLES / "grpo.py"), "--train-steps", "1", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
         assert "after training" in done.stdout
-        assert list(tmp_path.iterdir()) == []
+        (left,) = tmp_path.iterdir()
+        found = find_run(left)
+        assert steps(found) == []
+        assert 1 in {span["step"] for span in read_spans(found)}

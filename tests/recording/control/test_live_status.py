@@ -414,7 +414,6 @@ class TestStatus:
         ("status", "message"),
         [
             ({"roles": []}, "no window of this role has begun, nor of any other one; leave role out"),
-            ({"roles": [], "step": None}, "no window of this role has begun, nor of any other one"),
             ({"roles": [], "role": "actor"}, 'did you mean "actor"'),
             ({"roles": [], "engines": {"actor/0": {"roles": "actor,eval"}}}, "(one of: actor, eval)"),
         ],
@@ -433,6 +432,11 @@ class TestStatus:
         assert message in capsys.readouterr().err
         if "actor" in message:
             assert ask(run, 20, count=1, role="actor", ranks="all").role == "actor"
+
+    def test_any_role_is_accepted_before_the_first_step(self, written: Path, tmp_path: Path) -> None:
+        """The roles of a job that has just begun are not known yet."""
+        run = half_written_run(written, tmp_path, role=None, roles=[], step=None)
+        assert ask(run, 20, count=1, role="rollout", ranks="all").role == "rollout"
 
     @pytest.mark.parametrize(("command", "option"), [("trigger", "--wait"), ("status", "--watch")])
     @pytest.mark.parametrize("value", ["nan", "-1", "inf", "soon"])
