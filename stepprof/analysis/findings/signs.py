@@ -20,6 +20,7 @@ COMPILE = "torch.compile"
 LOADER = "dataloader.py"
 """The module of torch's data loader."""
 QUEUES = frozenset({"queues.py", "queue.py"})
+SEMAPHORE = "Semaphore.acquire"
 WORKER = "the wait for a worker process of its data loader"
 """The label of a thread that takes a batch from the queue of its data loader's workers, and does not compute."""
 
@@ -106,7 +107,7 @@ class Stack(NamedTuple):
 
 def _own_call(stretch: StackStretch, label: str) -> str:
     """Return what the job's own code calls; if that is not known, the label."""
-    if label in (COMPILE, WORKER) or stretch.frames[0].own or not stretch.calls:
+    if label in (COMPILE, WORKER, SEMAPHORE) or stretch.frames[0].own or not stretch.calls:
         return label
     return stretch.calls[0].name or label
 
@@ -118,7 +119,7 @@ def _label(stretch: StackStretch) -> str:
     taken_by_loader = LOADER in modules and QUEUES.intersection(modules[: modules.index(LOADER)])
     if taken_by_loader and not _wants_cpu(stretch):
         return WORKER
-    return "Semaphore.acquire" if _is_semaphore(stretch.frames) else stretch.label
+    return SEMAPHORE if _is_semaphore(stretch.frames) else stretch.label
 
 
 def _line(stretch: StackStretch) -> str:
