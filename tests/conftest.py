@@ -32,6 +32,9 @@ if importlib.util.find_spec("hypothesis"):  # the environment of an engine does 
     settings.register_profile("busy", deadline=None)  # examples take longer on a busy machine
     settings.load_profile("busy")
 
+PRIORITY = "RAY_worker_niceness"
+os.environ[PRIORITY] = "0"  # Ray lowers the priority of its workers: next to other tests they starve
+
 _LAUNCHER_PREFIXES = ("STEPPROF", "SLURM", "TORCHELASTIC", "RAY_")
 _LAUNCHER_VARIABLES = (
     "RANK",
@@ -66,7 +69,7 @@ def clean_environment(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
     measured = request.node.nodeid.startswith(MEASURED)
     prefixes = _LAUNCHER_PREFIXES if measured else (*_LAUNCHER_PREFIXES, "COVERAGE_PROCESS")
     for name in list(os.environ):
-        if name.startswith(prefixes) or name in _LAUNCHER_VARIABLES:
+        if (name.startswith(prefixes) and name != PRIORITY) or name in _LAUNCHER_VARIABLES:
             monkeypatch.delenv(name)
 
 
