@@ -2,7 +2,8 @@
 
 Ranks meet in what no profiler records: a barrier of the operating system, a socket, an actor's call.
 If ranks enter a region at different times and the first one leaves it as soon as the last one has entered, they have met.
-If they all leave it at the same time but later, they may have met, or worked until a common time.
+If they all leave it at the same time but later, they may have met, or worked until a common time. What a region
+contains, each of its calls contains: if the ranks leave another call apart, their common end is a coincidence.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> 
     wait = last - start.min(axis=0)
     within = TOGETHER_NS + TOGETHER * wait
     released = end.min(axis=0) - last  # on a busy machine, one of them may leave late
-    together = (differ <= within) | (released <= within)
+    apart = CLEAR * differ.max() > wait  # in another call
+    together = ((differ <= within) & ~apart) | (released <= within)
     meet = (
         (wait >= CLEAR * np.maximum(differ, error)) & (wait >= CLEAR * TOGETHER_NS) & (last < end.min(axis=0))
     )

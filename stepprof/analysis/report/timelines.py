@@ -144,13 +144,25 @@ def timelines(
     }
     stretches = _stretches_of(processes, nests, computing)
     ends = common_ends(_visits(processes, stretches, waits))
+    links = {
+        process.label: _links(
+            process,
+            waits.get(process.label, Waiting()),
+            ends.get(process.label, []),
+            activities.get(process.label, Activity()),
+        )
+        for process in processes
+    }
+    met = {link[1:] for of in links.values() for link in of.met}
     made = []
     for process in processes:
         label = process.label
         generating = process.generating() if label not in short else EMPTY
         if stretches[label] or len(generating):
             activity = activities.get(label, Activity())
-            links = _links(process, waits.get(label, Waiting()), ends.get(label, []), activity)
+            of = links[label]
+            # it computed before it met the others, and may have come after the last one to enter
+            maybe = sorted([*of.maybe, *(link for link in of.apart if link[1:] in met)])
             operating, communicating, _ = process.working()
             unmatched, waited = EMPTY, EMPTY
             if label in waits:
@@ -161,7 +173,7 @@ def timelines(
                 Timeline(
                     process,
                     stretches[label],
-                    sorted([*links.collective, *links.met]),
+                    sorted([*of.collective, *of.met]),
                     waited - operating,
                     communicating - unmatched - waited - operating,
                     unmatched - operating,
@@ -170,9 +182,9 @@ def timelines(
                     nests[label],
                     activity,
                     computing[label],
-                    sorted(links.maybe),
-                    links.apart,
-                    Intervals.of(link[:2] for link in (*links.met, *links.maybe, *links.apart)),
+                    maybe,
+                    [link for link in of.apart if link[1:] not in met],
+                    Intervals.of(link[:2] for link in (*of.met, *of.maybe, *of.apart)),
                 )
             )
     return made

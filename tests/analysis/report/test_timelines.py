@@ -123,6 +123,60 @@ class TestCommonEnds:
         assert [bool(each.saves) for each in about if each.start is not None] == [waited_for] * len(about)
         assert bool(about) or not waited_for
 
+    def test_ranks_that_leave_another_call_of_the_region_apart_did_not_meet_in_it(self):
+        """Rank 0 enters `forward` 1 s before rank 1, and both leave it at nearly the same time. They leave the second
+        call 0.9 s apart, so the region contains no meeting: rank 0 worked in it.
+        """
+
+        def rank(number, *calls):
+            return [
+                spans(
+                    number,
+                    ("window", "step", 0, 3600 - number, None),
+                    *(("region", name, start, end - start, None) for name, start, end in calls),
+                ),
+                trace(
+                    number,
+                    ("thread", "cpu_op", "aten::mm", 0, 500 if number == 0 else 3500),
+                    (("thread", "gloo"), "user_annotation", "gloo:all_reduce", 3500, 5),
+                    world=2,
+                ),
+            ]
+
+        made = report(
+            *rank(
+                0, ("load", 0, 100), ("forward", 100, 1500), ("backward", 1500, 1700), ("forward", 1700, 3000)
+            ),
+            *rank(
+                1,
+                ("load", 0, 1100),
+                ("forward", 1100, 1510),
+                ("backward", 1510, 1705),
+                ("forward", 1705, 2100),
+            ),
+            manifests=[manifest(*(window(number, None, end=3600 - number) for number in range(2)))],
+        )
+        assert {each.process for each in made.path if each.start < 1.5} == {"rank 0"}
+
+    def test_a_rank_that_computed_first_may_have_waited_where_others_met(self):
+        """Rank 1 waits in `collect` until rank 2 enters it: they met. Rank 0 enters it shortly before rank 2, and computes
+        until then. So it is not known that the step would be shorter without what rank 0 did before.
+        """
+        alone = spans(
+            0,
+            ("window", "step", 0, 1800, None),
+            ("region", "load", 0, 800, None),
+            ("region", "collect", 800, 400, None),
+            ("region", "save_checkpoint", 1200, 600, None),
+        )
+        early = stacks(
+            1, (0, 100, "torch.mm", 1.0), (100, 900, "sock.recv", 0.0), (1000, 200, "torch.mm", 1.0)
+        )
+        made = report(alone, *ranks(800, 100, 1000)[1:], evidence=[busy(0, 1800), early, busy(2)])
+        assert [each.region for each in made.findings if each.process == "rank 0" and each.saves] == [
+            "save_checkpoint"
+        ]
+
     def test_a_region_with_a_collective_is_left_together_because_of_it(self):
         """Both ranks compute for 0.5 s in `update` and leave it by an all-reduce; rank 1 enters it 0.4 s later. Its delay
         counts in `load`, and its time in `update` is that of rank 0.
