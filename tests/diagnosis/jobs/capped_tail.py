@@ -16,4 +16,4 @@ for step in job.steps:
         with stepprof.region("postprocess"):
             time.sleep(0.8) if job.faulty else compute(0.8)
 stepprof.shutdown()
-job.write("coverage", process="rank 0", why="`postprocess` 8")
+job.write("coverage", process="rank 0", why="`postprocess`")
