@@ -61,9 +61,11 @@ def phases(known: Sequence[Known]) -> dict[tuple[str, str | None], Phase]:
             parts[role, None][each.rank].append((start, end))
         for region in each.regions:
             parts[region.role, region.name][each.rank].append((each.at(region.start), each.at(region.end)))
+    open_ones = [part for each in known for part in each.parts]  # as far as their captures show them
     found = {}
     for key, by_rank in parts.items():
-        phase = Phase(total(part for stretches in by_rank.values() for part in stretches))
+        of_role = [(start, end) for role, start, end in open_ones if key == (role, None)]
+        phase = Phase(total([*of_role, *(part for stretches in by_rank.values() for part in stretches)]))
         for rank, stretches in by_rank.items():
             phase.covered[rank] = total(stretches)
             phase.calls[rank] = len(outermost(stretches))

@@ -72,9 +72,7 @@ def _parts(report: Report) -> Iterator[str]:
             and len(part.when) < 200
         ):
             yield f"part {part.name} lasts {part.wall_seconds} s, and {part.when}"
-        # of a window whose capture ended early, without spans, the path may know more than the windows do
-        whole = not report.shortfalls
-        if whole and (part.seconds or 0.0) > part.wall_seconds + CLOSE * (count + 1):
+        if (part.seconds or 0.0) > part.wall_seconds + CLOSE * (count + 1):
             yield f"part {part.name} has {part.seconds} s on the path, and {part.wall_seconds} in any process"
         if part.region is None:
             row = roles.get((part.role, part.clock))

@@ -8,6 +8,14 @@ from truth.model import Shape
 from truth.test_truth import compared
 
 FOUND = {
+    "the path is in a role in a window whose capture ended early: the role lasts at least as long": Shape(
+        seed=1476,
+        ranks=2,
+        kinds=("all_reduce",),
+        rounds=1,
+        fates=((1, "capped"),),
+        spans=False,
+    ),
     "a row of the region tree lists at most 64 processes: those of a driver and of 64 ranks are more": Shape(
         seed=0,
         ranks=64,

@@ -6,7 +6,7 @@ The title, the bars, the legends and the tables of the parts take their figures 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepprof.analysis.report.critical_path import Segment
@@ -56,8 +56,9 @@ def divide(
     total = bounds[1] - bounds[0]
     if total <= 0:
         return Division([], [0] * len(path))
+    all_roles = roles_of(processes)
     roles: dict[_Key, Intervals] = {
-        (role, None): when for role, when in _roles(processes).items() if role is not None
+        (role, None): when for role, when in all_roles.items() if role is not None
     }
     alone = len(roles) == 1 and all(when.total >= NEARLY_ALL * total for when in roles.values())
     apart = [each for each in path if each.role is None and each.kind not in NO_WORK]
@@ -68,7 +69,7 @@ def divide(
     if not chosen and roles:
         has_regions = not alone and _total(apart) >= LEAST_REST * total
         chosen = roles | (_outermost(apart, stretches, bounds) if has_regions else {})
-    elif not chosen and len(whole := union(_windows(processes))):
+    elif not chosen and len(whole := Intervals.all_of(all_roles.values())):
         chosen = {(None, None): whole}
     names = _names(chosen)
     numbers: dict[tuple[_Key | None, str], int] = {(key, names[key]): at for at, key in enumerate(chosen)}
@@ -91,16 +92,16 @@ def stated(parts: Sequence[Part], most: int) -> list[Part]:
     return sorted(worth, key=lambda part: -(part.seconds or 0.0))[:most]
 
 
-def _windows(processes: Iterable[Process]) -> Iterator[Window]:
-    return (window for process in processes for window in process.windows if window.ends)
+def roles_of(processes: Sequence[Process]) -> dict[str | None, Intervals]:
+    """Return when any process was in each role, in the order in which they begin.
 
-
-def _roles(processes: Sequence[Process]) -> dict[str | None, Intervals]:
-    """Return when any process was in each role, in the order in which they begin."""
+    A window without a known end counts as far as its capture shows it, if the role has one with a known end.
+    """
     found: dict[str | None, list[Window]] = defaultdict(list)
-    for window in sorted(_windows(processes), key=lambda window: window.start):
+    windows = (window for process in processes for window in process.windows)
+    for window in sorted(windows, key=lambda window: window.start):
         found[window.role].append(window)
-    return {role: union(of) for role, of in found.items()}
+    return {role: union(of) for role, of in found.items() if any(window.ends for window in of)}
 
 
 def _total(path: Iterable[Segment]) -> int:

@@ -170,7 +170,7 @@ class TimeOf(msgspec.Struct, frozen=True):
     region: str | None
     """None: the role as a whole."""
     seconds: float
-    """Wall time: the union over all processes."""
+    """Wall time: the union over all processes. A window without a known end counts in its role as far as it was recorded."""
     share: float
     """Share of the step's wall time."""
     per_process: list[ProcessTime]

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from stepprof.analysis.report.digest import Work
+from stepprof.analysis.report.division import roles_of
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.schema import (
@@ -22,38 +23,36 @@ from stepprof.run.summary import engine_label
 MOST_REGIONS = 200
 
 
-def _times(
-    parts: Mapping[tuple[str | None, str | None], Sequence[tuple[Process, Intervals, int, int]]],
-    start: int,
-    end: int,
-) -> list[TimeOf]:
-    rows = []
-    for (role, region), entries in parts.items():
-        when = Intervals.all_of(covered for _, covered, _, _ in entries)
-        per_process = []
-        for process, covered, calls, nanoseconds in entries:
-            last = int(covered.end[-1]) if len(covered) else start
-            per_process.append(ProcessTime(process.label, nanoseconds / 1e9, calls, (last - start) / 1e9))
-        seconds = min(when.total, sum(entry[3] for entry in entries)) / 1e9
-        share = seconds * 1e9 / (end - start) if end > start else 0.0
-        rows.append(TimeOf(role, region, seconds, share, per_process))
-    return rows
+_Entry = tuple[Process, Intervals, int, int]
+"""A process, when it was in a role or region, its calls, and its nanoseconds there."""
+
+
+def _row(
+    role: str | None, region: str | None, nanoseconds: int, entries: Sequence[_Entry], start: int, end: int
+) -> TimeOf:
+    per_process = []
+    for process, when, calls, spent in entries:
+        last = int(when.end[-1]) if len(when) else start
+        per_process.append(ProcessTime(process.label, spent / 1e9, calls, (last - start) / 1e9))
+    share = nanoseconds / (end - start) if end > start else 0.0
+    return TimeOf(role, region, nanoseconds / 1e9, share, per_process)
 
 
 def role_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
     """Return the rows of roles, in the order in which they start."""
-    parts: dict[tuple[str | None, str | None], list[tuple[Process, Intervals, int, int]]] = defaultdict(list)
+    entries: dict[str | None, list[_Entry]] = defaultdict(list)
     first: dict[str | None, int] = {}
     for process in processes:
         known = [window for window in process.windows if window.ends]
         for role in {window.role for window in known}:
             when = process.in_role(role)
             calls = sum(window.role == role for window in known)
-            parts[role, None].append((process, when, calls, when.total))
+            entries[role].append((process, when, calls, when.total))
             begins = min(window.start for window in known if window.role == role)
             first[role] = min(begins, first.get(role, begins))
-    ordered = sorted(parts, key=lambda key: (key[0] is not None, first[key[0]], key[0] or ""))
-    return _times({key: parts[key] for key in ordered}, start, end)
+    roles = roles_of(processes)
+    ordered = sorted(entries, key=lambda role: (role is not None, first[role], role or ""))
+    return [_row(role, None, roles[role].total, entries[role], start, end) for role in ordered]
 
 
 def region_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
@@ -72,7 +71,11 @@ def region_times(processes: Sequence[Process], start: int, end: int) -> list[Tim
                 entries[process.label] = (process, known | inside, calls + region.calls, covered + length)
             else:
                 entries[process.label] = (process, inside, region.calls, length)
-    rows = _times({key: list(entries.values()) for key, entries in parts.items()}, start, end)
+    rows = []
+    for (role, name), known in parts.items():
+        of = [*known.values()]
+        together = Intervals.all_of(when for _, when, _, _ in of).total
+        rows.append(_row(role, name, min(together, sum(spent for *_, spent in of)), of, start, end))
     rows.sort(key=lambda row: (-row.seconds, row.region or ""))
     return rows[:MOST_REGIONS]
 
