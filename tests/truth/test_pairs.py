@@ -16,14 +16,16 @@ import pytest
 
 from truth.judging_pairs import compared, false_comparison, false_status
 from truth.model import SECOND
+from truth.world_of_driver import driver_world
 from truth.world_of_ranks import ranks_world
-from truth.worlds import Name, World
+from truth.worlds import DRIVER, Name, World
 
 PAIRS = -(-int(os.environ.get("TRUTH_WORLDS", "500")) // 10)
 SEED = int(os.environ.get("TRUTH_SEED", "0"))
 PARTS = 2
 """Number of parts into which the pairs are divided, for several processes."""
-CAUSES = ("slower", "data", "gc", "checkpoint", "half_batch", "compile", "sleep")
+OF_RANKS = ("slower", "data", "gc", "checkpoint", "half_batch", "compile", "sleep")
+OF_DRIVERS = ("tail", "poll", "poll_ranks", "slower", "weight_sync", "data", "evaluation", "io")
 
 
 class Pair(NamedTuple):
@@ -42,12 +44,14 @@ def pair_of(seed: int) -> Pair:
     """
     drawn = random.Random(f"pair {seed}")
     kind = ("equal", "slower", "faster", "lost", "between")[seed % 5]
-    cause = [drawn.choice(CAUSES)]
+    world, causes = (driver_world, OF_DRIVERS) if seed % 3 == 2 else (ranks_world, OF_RANKS)
+    cause = [drawn.choice(causes)]
     before, after = {"slower": ([], cause), "faster": (cause, [])}.get(kind, ([], []))
-    a = ranks_world(seed, kinds=before, always=True)
+    a = world(seed, kinds=before, always=True)
     gap = {"gap": a.gap + SECOND} if kind == "between" else {}
-    b = ranks_world(seed, again=1, kinds=after, always=True, **gap)
-    lost = [drawn.randrange(len(b.on))] if kind == "lost" and len(b.on) > 1 else []
+    b = world(seed, again=1, kinds=after, always=True, **gap)
+    having = [name for name in b.on if isinstance(name, int) or name == DRIVER]  # engines have no spans
+    lost = [drawn.choice(having)] if kind == "lost" and len(having) > 1 else []
     return Pair(kind, a, b, lost)
 
 

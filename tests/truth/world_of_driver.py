@@ -95,8 +95,10 @@ def _generation(build: Builder, shape: Shape, engine: str) -> list[Action]:
     return found
 
 
-def _step(shape: Shape, step: int, planted: Sequence[Planted]) -> Programs:
-    build = Builder(f"{shape.seed}", step, shape.noise, planted, shape.held)
+def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Programs:
+    build = Builder(
+        f"{shape.seed} {again}" if again else f"{shape.seed}", step, shape.noise, planted, shape.held
+    )
     ranks = tuple(range(shape.ranks))
     engines = [f"engine-{number}" for number in range(shape.engines)]
 
@@ -234,22 +236,29 @@ KINDS: dict[str, Plant] = {
 }
 
 
-def driver_world(seed: int) -> World:
-    """Return the world of a seed."""
+def driver_world(
+    seed: int, *, again: int = 0, kinds: Sequence[str] | None = None, always: bool = False, gap: int = 3 * MS
+) -> World:
+    """Return the world of a seed. The arguments are those of `truth.world_of_ranks.ranks_world`."""
     shape = _shape(seed)
+    count = STEPS + 4 if always else STEPS  # the gate needs more
     drawn = random.Random(f"causes {seed}")
-    hosts = [Host("node-0"), Host("node-1", drawn.randint(-5000, 5000) * MS)][: drawn.choice((1, 2))]
+    ahead = drawn.randint(-5000, 5000)
+    if again:
+        ahead = random.Random(f"clocks {seed} {again}").randint(-5000, 5000)
+    hosts = [Host("node-0"), Host("node-1", ahead * MS)][: drawn.choice((1, 2))]
     on: dict[Name, int] = {DRIVER: 0}
     on |= {rank: rank * len(hosts) // shape.ranks for rank in range(shape.ranks)}
     on |= {f"engine-{number}": len(hosts) - 1 for number in range(shape.engines)}
     causes: list[Cause] = []
     planted: list[Planted] = []
-    for kind in drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3))):
+    found = drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3)))
+    for kind in found if kinds is None else kinds:
         if kind == "slower" and shape.ranks == 1:
             continue
         cause, more = KINDS[kind](shape, drawn)
         if all(each.region != more.region for each in planted):  # one cause in each region
-            causes.append(replace(cause, name=kind, always=len(more.steps) == STEPS))
-            planted.append(replace(more, cause=kind))
-    steps = [_step(shape, step, planted) for step in range(STEPS)]
-    return World("driver", hosts, on, steps, shape.recorded, causes)
+            causes.append(replace(cause, name=kind, always=always or len(more.steps) == STEPS))
+            planted.append(replace(more, cause=kind, steps=range(count) if always else more.steps))
+    steps = [_step(shape, step, planted, again) for step in range(count)]
+    return World("driver", hosts, on, steps, shape.recorded, causes, gap=gap)
