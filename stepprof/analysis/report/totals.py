@@ -28,14 +28,14 @@ _Entry = tuple[Process, Intervals, int, int]
 
 
 def _row(
-    role: str | None, region: str | None, nanoseconds: int, entries: Sequence[_Entry], start: int, end: int
+    key: tuple[str | None, str | None], nanoseconds: int, entries: Sequence[_Entry], start: int, end: int
 ) -> TimeOf:
     per_process = []
     for process, when, calls, spent in entries:
         last = int(when.end[-1]) if len(when) else start
         per_process.append(ProcessTime(process.label, spent / 1e9, calls, (last - start) / 1e9))
     share = nanoseconds / (end - start) if end > start else 0.0
-    return TimeOf(role, region, nanoseconds / 1e9, share, per_process)
+    return TimeOf(*key, nanoseconds / 1e9, share, per_process)
 
 
 def role_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
@@ -52,7 +52,7 @@ def role_times(processes: Sequence[Process], start: int, end: int) -> list[TimeO
             first[role] = min(begins, first.get(role, begins))
     roles = roles_of(processes)
     ordered = sorted(entries, key=lambda role: (role is not None, first[role], role or ""))
-    return [_row(role, None, roles[role].total, entries[role], start, end) for role in ordered]
+    return [_row((role, None), roles[role].total, entries[role], start, end) for role in ordered]
 
 
 def region_times(processes: Sequence[Process], start: int, end: int) -> list[TimeOf]:
@@ -72,10 +72,10 @@ def region_times(processes: Sequence[Process], start: int, end: int) -> list[Tim
             else:
                 entries[process.label] = (process, inside, region.calls, length)
     rows = []
-    for (role, name), known in parts.items():
-        of = [*known.values()]
+    for key, by_process in parts.items():
+        of = [*by_process.values()]
         together = Intervals.all_of(when for _, when, _, _ in of).total
-        rows.append(_row(role, name, min(together, sum(spent for *_, spent in of)), of, start, end))
+        rows.append(_row(key, min(together, sum(spent for *_, spent in of)), of, start, end))
     rows.sort(key=lambda row: (-row.seconds, row.region or ""))
     return rows[:MOST_REGIONS]
 
