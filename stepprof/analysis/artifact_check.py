@@ -28,7 +28,8 @@ from stepprof.formatting import counted, install
 from stepprof.formatting import size as size_of
 from stepprof.host.plain_files import data_bytes, data_chunks, open_plain, readable
 from stepprof.host.plain_json import parse_json
-from stepprof.run.layout import AFTER, MANIFEST, REQUESTS, SPANS, STATUS, step_folder
+from stepprof.run.layout import AFTER, MANIFEST, REQUESTS, SPANS, step_folder
+from stepprof.run.names import STATUS
 from stepprof.run.runs import read_run, steps
 from stepprof.run.status import read_statuses
 

@@ -12,7 +12,8 @@ from typing import Any
 from stepprof.cli import output
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import resolved
-from stepprof.run.layout import SPANS, STATUS, step_number
+from stepprof.run.layout import SPANS, step_number
+from stepprof.run.names import STATUS
 from stepprof.run.runs import find_run, is_run, list_runs
 
 SCHEMA_VERSION = 1

@@ -1,6 +1,6 @@
 """Find the rank of this process, as far as possible without a collective.
 
-Launchers set it in the environment, torch.distributed has it once initialised, and Ray's process
+torch.distributed has it once initialised, launchers set it in the environment, and Ray's process
 type implies it. A library is only asked if it is already loaded: asking Ray in a process without it
 would start one.
 """
@@ -19,7 +19,12 @@ from stepprof.interrupts import ours
 SHORT_ID = 8
 """The number of digits of an actor's id that distinguish the actors of one job."""
 
-_VARIABLES = (("RANK", "WORLD_SIZE"), ("SLURM_PROCID", "SLURM_NTASKS"))
+_PMI = (
+    ("PMI_RANK", "PMI_SIZE"),  # MPICH, Intel MPI
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),  # MVAPICH2
+)
+_SLURM_SPECIAL_STEPS = 0xFFFFFFF0
+"""The steps from here on are no `srun`: the batch script, the interactive shell of `salloc`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +61,65 @@ def find_identity(
     distributed = _distributed()
     if distributed is not None:
         return Identity(distributed[0], distributed[1], "torch.distributed")
-    for rank_name, world_name in _VARIABLES:
-        if environ.get(rank_name, "") != "":
-            world = _number(world_name, environ) if environ.get(world_name, "") != "" else world_size
-            return _checked(Identity(_number(rank_name, environ), world, f"${rank_name}"))
+    if environ.get("RANK", "") != "":
+        world = _number("WORLD_SIZE", environ) if environ.get("WORLD_SIZE", "") != "" else world_size
+        return _checked(Identity(_number("RANK", environ), world, "$RANK"))
     ray = _ray()
     if ray is not None:
         return Identity(name or ray, world_size, "ray", final=False, records=False)
+    task = started_task(environ)
+    if task is not None:
+        return task
     started = _started_by_rank(environ)
     if started is not None:
         return _checked(started)
     if name is not None:
         return Identity(name, world_size, "name", final=False)
     return _checked(Identity(0, 1 if world_size is None else world_size, "default", final=False))
+
+
+def slurm_step(environ: Mapping[str, str]) -> str | None:
+    """Return `<job>.<step>` of the `srun` that started several tasks, of which this is one.
+
+    A batch script, the shell of `salloc` and the processes that they start have variables of Slurm
+    too, and those of a task of its own: none of them tells the processes of a job apart.
+
+    >>> slurm_step({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"})
+    '7.0'
+    >>> slurm_step({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_NTASKS": "2"})
+    """
+    job, step = environ.get("SLURM_JOB_ID", ""), environ.get("SLURM_STEP_ID", "")
+    tasks = environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or ""
+    is_srun = step.isdecimal() and int(step) < _SLURM_SPECIAL_STEPS
+    return f"{job}.{step}" if job and is_srun and tasks.isdecimal() and int(tasks) > 1 else None
+
+
+def started_task(environ: Mapping[str, str]) -> Identity | None:
+    """Return the rank that a launcher of tasks gave, `mpirun` or `srun`; None if there is one task.
+
+    It is not final: a task may start the ranks of a process group itself. Values that are no rank are
+    ignored: these variables reach every process that a task starts.
+    """
+    # Open MPI starts its daemons by srun, and leaves the variables of that to the ranks
+    if environ.get("OMPI_COMM_WORLD_RANK"):
+        return _of_task("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", environ)
+    if slurm_step(environ) is not None:
+        world_name = "SLURM_STEP_NUM_TASKS" if environ.get("SLURM_STEP_NUM_TASKS") else "SLURM_NTASKS"
+        return _of_task("SLURM_PROCID", world_name, environ)
+    for rank_name, world_name in _PMI:
+        if environ.get(rank_name):
+            return _of_task(rank_name, world_name, environ)
+    rank = environ.get("PMIX_RANK", "")  # the launchers of PMIx give no number of ranks
+    if rank.isdecimal() and not environ.get("PMIX_NAMESPACE", "slurm").startswith("slurm"):
+        return Identity(int(rank), None, "$PMIX_RANK", final=False)
+    return None
+
+
+def _of_task(rank_name: str, world_name: str, environ: Mapping[str, str]) -> Identity | None:
+    rank, world = environ.get(rank_name, ""), environ.get(world_name, "")
+    if not (rank.isdecimal() and world.isdecimal() and int(rank) < int(world) != 1):
+        return None
+    return Identity(int(rank), int(world), f"${rank_name}", final=False)
 
 
 def _started_by_rank(environ: Mapping[str, str]) -> Identity | None:

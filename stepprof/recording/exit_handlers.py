@@ -107,7 +107,8 @@ def _at_exit() -> None:
     """Run when the main thread has left the user's code."""
     session = _session
     if session is not None:
-        session.shutdown()
+        # Python sets it when it has printed the exception that ends the script
+        session.shutdown(failed=getattr(sys, "last_type", None) is not None)
 
 
 def _on_sigterm(number: int, frame: FrameType | None) -> None:
@@ -180,7 +181,8 @@ def _end(session: RunningSession) -> None:
     deadline = _start_watchdog()
     try:
         logger.warning("signal.received", budget_seconds=SIGTERM_SECONDS)
-        session.shutdown(max(deadline - real_time.monotonic() - _FINAL_WRITE_SECONDS, 0.5), reason="SIGTERM")
+        budget = max(deadline - real_time.monotonic() - _FINAL_WRITE_SECONDS, 0.5)
+        session.shutdown(budget, reason="SIGTERM", failed=True)
     finally:
         if _watchdog:
             fork.kill(_watchdog, signal.SIGKILL)

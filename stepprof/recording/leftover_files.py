@@ -14,7 +14,8 @@ from pathlib import Path
 from stepprof.host import real_time
 from stepprof.host.atomic_files import is_left_over
 from stepprof.interrupts import ignored, ours
-from stepprof.run.layout import AFTER, REQUESTS, SPANS, STATUS, step_number
+from stepprof.run.layout import AFTER, REQUESTS, SPANS, step_number
+from stepprof.run.names import STATUS
 
 
 def remove_leftovers(run: Path, seconds: float) -> int:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
@@ -474,12 +475,20 @@ class Session:
             evidence.forget()
 
     def shutdown(
-        self, timeout: float | None = None, *, reason: str = "the run ended while it was recording"
+        self,
+        timeout: float | None = None,
+        *,
+        reason: str = "the run ended while it was recording",
+        failed: bool = False,
     ) -> None:
-        """Close open windows, wait ``timeout`` seconds for the exports, and write the rest. Idempotent."""
+        """Close open windows, wait ``timeout`` seconds for the exports, and write the rest. Idempotent.
+
+        A process that ``failed``, or that calls this while an exception passes, may be started again.
+        """
         if self._closed:
             return
         self._closed = True
+        failed = failed or sys.exc_info()[0] is not None
         if cell.session is self and self.recorder.keep:
             self._guard(lambda: self.recorder.pending.extend(self.local.unfinished()))
         limit = EXPORT_SECONDS if timeout is None else timeout
@@ -516,7 +525,7 @@ class Session:
                 lambda: after.finish_uploads(max(deadline - real_time.monotonic(), 0.0), self._spans.files)
             )
         self.publish()
-        self._guard(self.live.close)
+        self._guard(lambda: self.live.close(failed=failed))
         if after is not None:
             self._guard(lambda: after.close(max(deadline - real_time.monotonic(), 0.0)))
         path = self.path

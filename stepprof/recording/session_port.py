@@ -39,5 +39,5 @@ class RunningSession(Protocol):
     def disown(self) -> None:
         """Take no further part: this is a forked child, and the session is its parent's."""
 
-    def shutdown(self, timeout: float | None = None, *, reason: str = ...) -> None:
+    def shutdown(self, timeout: float | None = None, *, reason: str = ..., failed: bool = False) -> None:
         """Close open windows, wait for the exports and write the rest."""

@@ -44,7 +44,7 @@ from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
 from stepprof.interrupts import ours
 from stepprof.run.folders import make_folder
-from stepprof.run.names import RUN_FILE, safe_name
+from stepprof.run.names import RUN_FILE, STATUS, rank_name
 from stepprof.run.output_root import output_root
 from stepprof.run.run_id import agree_on_run
 
@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 
 SPANS = "spans"
 MANIFEST = "manifest"
-STATUS = "status"
 REQUESTS = "requests"
 AFTER = "after"
 ON_COMPLETE = "on-complete.json"
@@ -108,7 +107,9 @@ def open_run(
     """
     root = output_root(output_dir)
     try:
-        agreement = agree_on_run(root, run_id=run_id, world_size=world_size, environ=environ, store=store)
+        agreement = agree_on_run(
+            root, run_id=run_id, rank=rank, world_size=world_size, environ=environ, store=store
+        )
         path = root / agreement.run_id
         path.mkdir(parents=True, exist_ok=True)
         content = {
@@ -192,7 +193,7 @@ class RunDir:
         # joined as strings: pathlib would take as long as the system calls
         folder = f"{self.path}/{step_folder(step)}"
         name = role or WHOLE_STEP
-        target = f"engines-rank-{_part(rank)}" if engines else f"rank-{_part(rank)}"
+        target = f"engines-rank-{rank_name(rank)}" if engines else f"rank-{rank_name(rank)}"
         make_folder(self.path, f"{folder}/{MANIFEST}")
         artifacts = _artifacts_folder(name)
         make_folder(self.path, f"{folder}/{artifacts}")
@@ -255,7 +256,7 @@ class RunDir:
         """Return the path of this rank's status file. `number` separates processes of one rank:
         `status/rank-0.json`, `rank-0.2.json`, …
         """
-        return suffixed(self.path / STATUS / f"rank-{_part(rank)}.json", number)
+        return suffixed(self.path / STATUS / f"rank-{rank_name(rank)}.json", number)
 
     def spans_path(self, rank: int | str) -> Path:
         """Return a new and empty file for this rank's spans, ours alone: `spans/rank-0.000001.jsonl`,
@@ -267,7 +268,7 @@ class RunDir:
         folder = self.path / SPANS
         make_folder(self.path, folder)
         for number in itertools.count(1):
-            path = folder / f"rank-{_part(rank)}.{number:06d}.jsonl"
+            path = folder / f"rank-{rank_name(rank)}.{number:06d}.jsonl"
             with contextlib.suppress(FileExistsError):
                 path.touch(exist_ok=False)
                 break
@@ -312,11 +313,6 @@ class Claim:
 def _artifacts_folder(name: str) -> str:
     """Return the folder of a role's artifacts, which is never that of the fragments."""
     return f"{name}-artifacts" if name.lower() == MANIFEST else name
-
-
-def _part(rank: int | str) -> str:
-    """Return a rank, or the name of a process without one, as part of a file name."""
-    return str(rank) if isinstance(rank, int) else safe_name(rank) or "unnamed"
 
 
 def _dump(content: Mapping[str, object]) -> bytes:

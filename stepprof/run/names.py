@@ -8,6 +8,8 @@ import re
 from stepprof.errors import ConfigError
 
 RUN_FILE = "run.json"
+STATUS = "status"
+"""The folder of the status files of a run's processes."""
 LONGEST_NAME = 100
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
@@ -26,6 +28,15 @@ def safe_name(text: str) -> str:
         return name
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:6]
     return f"{name[: LONGEST_NAME - 7]}-{digest}"
+
+
+def rank_name(rank: int | str) -> str:
+    """Return a rank, or the name of a process without one, as part of a file name.
+
+    >>> rank_name(3), rank_name("driver"), rank_name("/")
+    ('3', 'driver', 'unnamed')
+    """
+    return str(rank) if isinstance(rank, int) else safe_name(rank) or "unnamed"
 
 
 def is_plain_name(name: object) -> bool:

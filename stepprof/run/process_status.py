@@ -76,6 +76,7 @@ class ProcessStatus:
     published_unix_ns: int | None = _read_by(_count)
     beat_seconds: float | None = _read_by(_seconds)
     ended: bool | None = _read_by(lambda value: isinstance(value, bool))
+    failed: bool | None = _read_by(lambda value: isinstance(value, bool))
     state: str | None = _read_by(_text)
     state_since_unix_ns: int | None = _read_by(_count)
     recording_step: int | None = _read_by(_count)

@@ -34,7 +34,7 @@ import re
 import socket
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stepprof.errors import ConfigError
@@ -44,6 +44,7 @@ from stepprof.host.own_files import is_foreign, owner_for, read_own
 from stepprof.host.plain_json import parse_json
 from stepprof.host.process_identity import boot_id, pid_namespace, process_start, writer_identity
 from stepprof.interrupts import ignored, ours
+from stepprof.run.finished import is_finished
 from stepprof.run.names import RUN_FILE, is_plain_name
 
 CLAIMS = ".claims"
@@ -81,19 +82,34 @@ def current_launcher(*, own: bool = False) -> Launcher:
     return Launcher(host=host, token=f"{host} {boot_id()} {pid} {ticks}", started=_unix_seconds(ticks))
 
 
-def claim_for_launcher(output_dir: Path, key: str, launcher: Launcher, world_size: int | None) -> str:
+def claim_for_launcher(
+    output_dir: Path,
+    key: str,
+    launcher: Launcher,
+    world_size: int | None,
+    *,
+    rank: int | str | None = None,
+) -> str:
     """Return the run id for all processes of this launcher, and of its fellows on other hosts, with
     the same `key` and `output_dir`.
+
+    A shell may start one job after the other with the same key. A run that is over for `rank` is not
+    joined; None: every run is joined.
 
     Raises:
         ConfigError: the folder of claims is a link, has far more files than jobs make, or other processes take every name in it.
         OSError: `output_dir` cannot be made or written.
     """
     folder = _folder(output_dir / CLAIMS / _digest(key))
-    agreed = folder / f"launcher-{_digest(launcher.token)}.json"
-    known = _run_id(_read(agreed))
+    first = launcher.token
+    for number in itertools.count(2):
+        agreed = folder / f"launcher-{_digest(launcher.token)}.json"
+        known = _run_id(_read(agreed))
+        if known is None or rank is None or not is_finished(output_dir / known, rank):
+            break
+        launcher = replace(launcher, token=f"{first} job {number}")
     if known is None:
-        run_id = _join_or_found(output_dir, folder, launcher, world_size)
+        run_id = _join_or_found(output_dir, folder, launcher, world_size, rank)
         if write_exclusively(agreed, _dump({"run_id": run_id, "launcher": launcher.token})):
             return run_id
         # another rank of ours was first: its run counts
@@ -138,7 +154,9 @@ def run_of_parent(output_dir: Path) -> str | None:
     return max(opened)[1] if opened else None
 
 
-def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_size: int | None) -> str:
+def _join_or_found(
+    output_dir: Path, folder: Path, launcher: Launcher, world_size: int | None, rank: int | str | None
+) -> str:
     passed_over: set[int] = set()
     for _ in range(MOST_ROUNDS):  # each round joins, founds, or skips a name that another process has taken
         claims = _claims(folder)
@@ -146,8 +164,11 @@ def _join_or_found(output_dir: Path, folder: Path, launcher: Launcher, world_siz
         for claim in sorted(
             claims, key=lambda n: (abs(_number(claims[n].get("founded")) - launcher.started), -n)
         ):
+            run_id = str(claims[claim]["run_id"])
+            if rank is not None and is_finished(output_dir / run_id, rank):
+                continue
             if _may_join(claims[claim], launcher, world_size) and _register(folder, claim, launcher):
-                return str(claims[claim]["run_id"])
+                return run_id
         run_id = claim_for_process(output_dir)
         new = _free_number(folder, launcher, [*claims, *passed_over])
         content = {

@@ -9,6 +9,7 @@ it).
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 import sys
@@ -19,9 +20,12 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import ConfigError
 from stepprof.host.process_identity import writer_identity
+from stepprof.host.rank import slurm_step, started_task
 from stepprof.interrupts import ignored, ours
+from stepprof.run.finished import unfinished_name
 from stepprof.run.names import LONGEST_NAME, is_plain_name, safe_name
 from stepprof.run.rendezvous import (
+    Launcher,
     claim_for_launcher,
     claim_for_process,
     current_launcher,
@@ -48,6 +52,7 @@ def agree_on_run(
     run_id: str | None,
     world_size: int | None,
     environ: Mapping[str, str],
+    rank: int | str | None = None,
     store: JobStore | None = None,
 ) -> Agreement:
     """Return the run of this process.
@@ -58,6 +63,7 @@ def agree_on_run(
         run_id: the caller's name; it must be a plain name.
         world_size: number of ranks of the job, if known.
         environ: the environment of the process.
+        rank: the rank of this process, as far as known: its job gets a run of its own if that of the name is over.
 
     Raises:
         ConfigError: `run_id` is not a plain name.
@@ -76,9 +82,11 @@ def agree_on_run(
         ("torchelastic", _elastic_run(environ)),
     ):
         safe = safe_name(name or "")
+        if safe and source in ("slurm", "torchelastic") and not _is_restarted(environ):
+            safe = unfinished_name(output_dir, safe, rank)
         if safe:
             return Agreement(safe, source)
-    claimed = _claimed(output_dir, world_size, environ)
+    claimed = _claimed(output_dir, world_size, environ, rank)
     if claimed.source in ("process", "launcher") and store is not None and store.is_up():
         settled = store.agree(claimed.run_id)
         if settled is not None and (settled != claimed.run_id or claimed.source == "process"):
@@ -97,7 +105,7 @@ def job_key(environ: Mapping[str, str], world_size: int | None) -> str | None:
     key = _rendezvous(environ, world_size)
     if key is not None:
         return f"{key} {current_launcher(own=_starts_ranks(environ)).host}" if _is_loopback(environ) else key
-    step = _slurm_step(environ)
+    step = _mpi_job(environ) or _slurm_step(environ)
     if step is not None or (world_size or 1) > 1:
         return step
     alone = writer_identity()
@@ -109,30 +117,56 @@ def _is_loopback(environ: Mapping[str, str]) -> bool:
     return bool(_LOOPBACK.fullmatch(environ["MASTER_ADDR"]))
 
 
-def _claimed(output_dir: Path, world_size: int | None, environ: Mapping[str, str]) -> Agreement:
+def _claimed(
+    output_dir: Path, world_size: int | None, environ: Mapping[str, str], rank: int | str | None
+) -> Agreement:
     """Return the run by the file system: of the parent, of the launcher, or of this process alone."""
     parents = run_of_parent(output_dir) if _is_started_by_rank(environ) else None
     if parents is not None:
         return Agreement(parents, "parent")
     key = _rendezvous(environ, world_size)
-    if key is None:
-        return Agreement(claim_for_process(output_dir), "process")
     launcher = current_launcher(own=_starts_ranks(environ))
-    if _is_loopback(environ):
+    if key is None:
+        key = _mpi_job(environ)
+        if key is None:
+            return Agreement(claim_for_process(output_dir), "process")
+        launcher = _mpi_launcher(environ, launcher)
+    elif _is_loopback(environ):
         key = f"{key} {launcher.host}"
-    return Agreement(claim_for_launcher(output_dir, key, launcher, world_size), "launcher")
+    ended = None if _is_restarted(environ) else rank
+    return Agreement(claim_for_launcher(output_dir, key, launcher, world_size, rank=ended), "launcher")
 
 
 def _slurm_step(environ: Mapping[str, str]) -> str | None:
-    job = environ.get("SLURM_JOB_ID")
-    if not job:
+    task = started_task(environ)
+    if task is None or task.source != "$SLURM_PROCID":
         return None
-    parts = [f"slurm-{job}"]
-    if environ.get("SLURM_STEP_ID"):
-        parts.append(environ["SLURM_STEP_ID"])
+    step = f"slurm-{slurm_step(environ)}"
     if environ.get("SLURM_RESTART_COUNT", "0") != "0":  # a requeued job counts its steps from zero again
-        parts.append(f"r{environ['SLURM_RESTART_COUNT']}")
-    return ".".join(parts)
+        step += f".r{environ['SLURM_RESTART_COUNT']}"
+    return step
+
+
+def _mpi_job(environ: Mapping[str, str]) -> str | None:
+    """Return what the ranks of one `mpirun` have in common; None if it did not start this process."""
+    task = started_task(environ)
+    if task is None or task.source == "$SLURM_PROCID":
+        return None
+    # MPICH has no name of the job: then the launcher decides, and each host has a run
+    return f"mpi {environ.get('PMIX_NAMESPACE') or current_launcher().host}"
+
+
+def _mpi_launcher(environ: Mapping[str, str], launcher: Launcher) -> Launcher:
+    """Return the daemon of `mpirun` on this host: a wrapper script may be the parent of each rank."""
+    servers = sorted(name for name in environ if name.startswith("PMIX_SERVER_URI"))
+    return (
+        dataclasses.replace(launcher, token=f"{launcher.host} {environ[servers[0]]}") if servers else launcher
+    )
+
+
+def _is_restarted(environ: Mapping[str, str]) -> bool:
+    """Return whether torchrun has started the ranks again: they go on with their run."""
+    return environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
 def _elastic_run(environ: Mapping[str, str]) -> str | None:

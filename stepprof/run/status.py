@@ -18,7 +18,7 @@ from stepprof.formatting import ranges
 from stepprof.host import real_time
 from stepprof.host.plain_files import json_files, read_table
 from stepprof.host.process_identity import is_alive
-from stepprof.run.layout import STATUS
+from stepprof.run.names import STATUS
 from stepprof.run.process_status import ProcessStatus
 
 LIVE = "live"

@@ -33,6 +33,8 @@ def nothing_loaded(monkeypatch) -> None:
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "5"}
+MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "2", "PMIX_NAMESPACE": "1"}
 LIGHTNING = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
 
 
@@ -99,7 +101,22 @@ class TestLaunchers:
             ({**LIGHTNING, "LOCAL_RANK": "1", "NODE_RANK": "1"}, Identity(0, 2, "default", final=False)),
             (LIGHTNING, Identity(0, 1, "default", final=False)),
             ({"RANK": "3"}, Identity(3, None, "$RANK")),
-            ({"RANK": "", "SLURM_PROCID": "5", "SLURM_NTASKS": "16"}, Identity(5, 16, "$SLURM_PROCID")),
+            ({"RANK": "", **SRUN}, Identity(5, 16, "$SLURM_PROCID", final=False)),
+            # the batch script, the shell of `salloc`, one task of its own
+            ({**SRUN, "SLURM_STEP_ID": ""}, Identity(0, 1, "default", final=False)),
+            ({**SRUN, "SLURM_STEP_ID": "4294967290"}, Identity(0, 1, "default", final=False)),
+            ({**SRUN, "SLURM_STEP_NUM_TASKS": "1"}, Identity(0, 1, "default", final=False)),
+            ({**SRUN, **MPI}, Identity(2, 4, "$OMPI_COMM_WORLD_RANK", final=False)),
+            ({**MPI, "SLURM_PROCID": "0"}, Identity(2, 4, "$OMPI_COMM_WORLD_RANK", final=False)),
+            ({**MPI, "OMPI_COMM_WORLD_SIZE": "x"}, Identity(0, 1, "default", final=False)),
+            ({**MPI, "OMPI_COMM_WORLD_RANK": "4"}, Identity(0, 1, "default", final=False)),
+            ({"PMI_RANK": "1", "PMI_SIZE": "2"}, Identity(1, 2, "$PMI_RANK", final=False)),
+            ({"PMI_RANK": "0", "PMI_SIZE": "1"}, Identity(0, 1, "default", final=False)),
+            (
+                {"PMIX_RANK": "3", "PMIX_NAMESPACE": "prterun-1"},
+                Identity(3, None, "$PMIX_RANK", final=False),
+            ),
+            ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "slurm.pmix.7.0"}, Identity(0, 1, "default", final=False)),
             ({"RANK": "1", "SLURM_PROCID": "5"}, Identity(1, None, "$RANK")),
             ({}, Identity(0, 1, "default", final=False)),
         ],

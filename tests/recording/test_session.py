@@ -203,7 +203,16 @@ class TestRank:
         [
             ({"rank": 1, "world_size": 2}, {"RANK": "0"}, 1),
             ({}, {"RANK": "1", "WORLD_SIZE": "2"}, 1),
-            ({}, {"SLURM_PROCID": "1", "SLURM_NTASKS": "2"}, 1),
+            (
+                {},
+                {
+                    "SLURM_JOB_ID": "7",
+                    "SLURM_STEP_ID": "0",
+                    "SLURM_PROCID": "1",
+                    "SLURM_STEP_NUM_TASKS": "2",
+                },
+                1,
+            ),
             ({}, {}, 0),
         ],
     )

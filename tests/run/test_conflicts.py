@@ -202,7 +202,10 @@ class TestJobKey:
         ports = [job_key({"MASTER_ADDR": "n", "MASTER_PORT": port}, 4) for port in ("1", "1", "2")]
         assert ports[0] == ports[1] != ports[2]
         assert job_key({"MASTER_ADDR": "localhost", "MASTER_PORT": "1"}, 2) not in (None, "localhost 1")
-        assert job_key({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0"}, 4) == "slurm-7.0"
+        assert (
+            job_key({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "4", "SLURM_PROCID": "1"}, 4)
+            == "slurm-7.0"
+        )
 
     def test_a_process_without_launcher_is_its_own_job(self):
         """A process without a launcher is a job of its own; ranks without a launcher belong to an unknown job."""

@@ -15,6 +15,7 @@ FULL = {
     "published_unix_ns": 2,
     "beat_seconds": 5.0,
     "ended": False,
+    "failed": False,
     "state": "recording",
     "state_since_unix_ns": 3,
     "recording_step": 2,

@@ -48,6 +48,9 @@ for _ in range(rounds):
 """
 
 
+SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "0"}
+
+
 def agree(output_dir, *, run_id=None, world_size=1, **environ):
     return agree_on_run(output_dir, run_id=run_id, world_size=world_size, environ=environ)
 
@@ -83,14 +86,10 @@ class TestOrderOfAuthority:
         ("environ", "run_id", "source"),
         [
             ({"STEPPROF_RUN_ID": "x", "SLURM_JOB_ID": "7"}, "x", "STEPPROF_RUN_ID"),
-            ({"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "TORCHELASTIC_RUN_ID": "t"}, "slurm-7.0", "slurm"),
-            ({"SLURM_JOB_ID": "7"}, "slurm-7", "slurm"),
-            (
-                {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "2"},
-                "slurm-7.1.r2",
-                "slurm",
-            ),
-            ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "0"}, "slurm-7", "slurm"),
+            ({**SRUN, "TORCHELASTIC_RUN_ID": "t"}, "slurm-7.0", "slurm"),
+            ({**SRUN, "SLURM_STEP_ID": "1", "SLURM_RESTART_COUNT": "2"}, "slurm-7.1.r2", "slurm"),
+            ({**SRUN, "SLURM_RESTART_COUNT": "0"}, "slurm-7.0", "slurm"),
+            ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "TORCHELASTIC_RUN_ID": "t"}, "torchrun-t", "torchelastic"),
             ({"TORCHELASTIC_RUN_ID": "t"}, "torchrun-t", "torchelastic"),
         ],
     )
@@ -106,7 +105,7 @@ class TestOrderOfAuthority:
 
     def test_a_name_of_dots_is_ignored(self, tmp_path):
         """A run id that consists of dots is ignored, and the next source is used."""
-        assert agree(tmp_path, STEPPROF_RUN_ID="..", SLURM_JOB_ID="7").run_id == "slurm-7"
+        assert agree(tmp_path, STEPPROF_RUN_ID="..", **SRUN).run_id == "slurm-7.0"
 
     @pytest.mark.parametrize(
         "environ",

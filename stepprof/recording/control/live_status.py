@@ -126,10 +126,10 @@ class Live:
         self._publisher.publish()
         self.control.prepare()
 
-    def close(self) -> None:
-        """Publish the final status."""
+    def close(self, *, failed: bool) -> None:
+        """Publish the final status, with whether the process failed."""
         self.control.close()
-        self._publisher.close()
+        self._publisher.close(failed=failed)
 
     def _condition(self) -> dict[str, Any]:
         """Return the facts that are published at once when they change."""

@@ -73,11 +73,13 @@ class Publisher:
             return
         self._write(condition, progress, ended=False)
 
-    def close(self) -> None:
-        """Publish the final version: the session has ended normally."""
-        self._write(self._look(), self._look_on(), ended=True)
+    def close(self, *, failed: bool) -> None:
+        """Publish the final version: the session has ended, of a process that goes on or that failed."""
+        self._write(self._look(), self._look_on(), ended=True, failed=failed)
 
-    def _write(self, condition: dict[str, Any], progress: dict[str, Any], *, ended: bool) -> None:
+    def _write(
+        self, condition: dict[str, Any], progress: dict[str, Any], *, ended: bool, failed: bool = False
+    ) -> None:
         origin = self._origin
         content = ProcessStatus(
             run_id=origin.run.run_id,
@@ -90,6 +92,7 @@ class Publisher:
             published_unix_ns=real_time.time_ns(),
             beat_seconds=BEAT_SECONDS,
             ended=ended,
+            failed=failed if ended else None,
             **condition,
             **progress,
         )

@@ -21,7 +21,8 @@ from stepprof.host.process_identity import is_alive
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.run.fields import path_problem
-from stepprof.run.layout import MANIFEST, ON_COMPLETE, PRUNED, STATUS, step_folder
+from stepprof.run.layout import MANIFEST, ON_COMPLETE, PRUNED, step_folder
+from stepprof.run.names import STATUS
 from stepprof.run.reasons import is_pending
 from stepprof.run.status import read_statuses
 

@@ -75,7 +75,7 @@ class TestWhen:
 
     def test_the_final_state_is_published(self, published: WatchedPublisher) -> None:
         """A session that ends publishes a final status, which is read as ended."""
-        published.publisher.close()
+        published.publisher.close(failed=False)
         assert published.read()["rank-0.json"]["condition"] == "ended"
 
 

@@ -1,0 +1,108 @@
+"""When a run is over, so that the next job of the same name gets a run of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from stepprof.run.finished import is_finished, unfinished_name
+from stepprof.run.runs import list_runs
+
+JOB = """
+import os, sys, time
+import stepprof
+session = stepprof.init({"steps": "1", "backend": "null", "ranks": "all", "output_dir": "."})
+with stepprof.profile_step(1):
+    pass
+end = sys.argv[1]
+if end == "raise":
+    raise ValueError("planted")
+if end == "kill":
+    os.kill(os.getpid(), 9)
+if end == "again":
+    session.shutdown()
+    second = stepprof.init({"steps": "1", "backend": "null", "ranks": "all", "output_dir": "."})
+    assert second.run_id == session.run_id, second
+if end == "finally":
+    try:
+        raise ValueError("planted")
+    finally:
+        stepprof.shutdown()
+"""
+
+
+def job(folder, *ranks, end="return", world=2, **environ):
+    """Run the ranks of a job one after the other, as a shell that starts them with one MASTER_PORT."""
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500", "WORLD_SIZE": str(world)}
+    for rank in ranks:
+        subprocess.run(
+            [sys.executable, "-c", JOB, end],
+            cwd=folder,
+            env={**os.environ, **shared, **environ, "RANK": str(rank)},
+            stderr=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
+        )
+
+
+class TestOneShell:
+    def test_the_next_job(self, tmp_path):
+        """The ranks of the next job with the same address and port find one new run."""
+        job(tmp_path, 0, 1)
+        assert len(list_runs(tmp_path)) == 1
+        job(tmp_path, 1, 0)
+        first, second = list_runs(tmp_path)
+        assert [is_finished(run, 0) for run in (first, second)] == [True, True]
+
+    def test_with_more_ranks(self, tmp_path):
+        """All ranks of a larger job find the new run, also those that the first job did not have."""
+        job(tmp_path, 0, 1)
+        job(tmp_path, 2, 0, 1, world=3)
+        assert len(list_runs(tmp_path)) == 2
+
+    @pytest.mark.parametrize("end", ["raise", "kill", "finally"])
+    def test_a_job_that_failed(self, tmp_path, end):
+        """A job that is started again after it failed goes on with its run."""
+        job(tmp_path, 0, end=end)
+        job(tmp_path, 0)
+        assert len(list_runs(tmp_path)) == 1
+
+    def test_a_second_session_of_a_process(self, tmp_path):
+        """A process that ends its session and begins another one stays in its run."""
+        job(tmp_path, 0, end="again")
+        assert len(list_runs(tmp_path)) == 1
+
+    def test_ranks_that_torchrun_started_again(self, tmp_path):
+        """Ranks that torchrun has started again join their run, however the ones before ended."""
+        job(tmp_path, 0, 1, TORCHELASTIC_RUN_ID="none")
+        job(tmp_path, 0, 1, TORCHELASTIC_RUN_ID="none", TORCHELASTIC_RESTART_COUNT="1")
+        assert len(list_runs(tmp_path)) == 1
+
+    def test_a_constant_id_of_torchrun(self, tmp_path):
+        """Two jobs with one `--rdzv-id` are two runs; a rank that begins late joins the first."""
+        job(tmp_path, 0, TORCHELASTIC_RUN_ID="7")
+        job(tmp_path, 1, TORCHELASTIC_RUN_ID="7")
+        assert [run.name for run in list_runs(tmp_path)] == ["torchrun-7"]
+        job(tmp_path, 0, 1, TORCHELASTIC_RUN_ID="7")
+        assert {run.name for run in list_runs(tmp_path)} == {"torchrun-7", "torchrun-7.2"}
+
+
+class TestIsFinished:
+    @pytest.mark.parametrize("content", ["{", "[]", '{"ended": 1}', '{"ended": true, "failed": true}'])
+    def test_a_status_that_does_not_show_an_end(self, tmp_path, content):
+        """A damaged status, or that of a process that failed, does not show the end of a run."""
+        (tmp_path / "r" / "status").mkdir(parents=True)
+        (tmp_path / "r" / "status" / "rank-0.json").write_text(content)
+        assert not is_finished(tmp_path / "r", 0)
+        assert unfinished_name(tmp_path, "r", 0) == "r"
+
+    def test_ranks_that_have_not_begun(self, tmp_path):
+        """A rank joins a run whose other ranks were faster, if not all of its world have ended."""
+        (tmp_path / "r" / "status").mkdir(parents=True)
+        (tmp_path / "r" / "status" / "rank-0.json").write_text('{"ended": true, "rank": 0, "world_size": 2}')
+        assert not is_finished(tmp_path / "r", 1)
+        assert is_finished(tmp_path / "r", 0)
+        assert unfinished_name(tmp_path, "r", 0) == "r.2"
