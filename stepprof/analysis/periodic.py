@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from math import gcd
 from statistics import median
 
 FEWEST = 3
@@ -22,6 +23,8 @@ of a normal distribution.
 def period(step: int, alike: Collection[int], known: Collection[int]) -> int | None:
     """Return the smallest period on which each known step is alike; None: there is none, or too few steps show it.
 
+    It is a multiple of the distance of known steps, which is more than 1 in a loop that counts in tens.
+
     Args:
         step: the step in question.
         alike: the other steps that are like it.
@@ -29,6 +32,8 @@ def period(step: int, alike: Collection[int], known: Collection[int]) -> int | N
 
     >>> period(14, [7, 21, 28], range(1, 31)), period(14, [7, 21], [*range(1, 14), *range(15, 25)])
     (7, 7)
+    >>> period(60, [120, 180], range(10, 240, 10))
+    60
     >>> period(14, [21], range(8, 25)) is None, period(14, [7, 9, 21, 26, 30], range(8, 31)) is None
     (True, True)
     """
@@ -36,7 +41,8 @@ def period(step: int, alike: Collection[int], known: Collection[int]) -> int | N
     if len(same) + 1 < FEWEST:
         return None
     others = set(known) - {step}
-    for length in range(2, max(abs(each - step) for each in same) + 1):
+    stride = gcd(*(each - step for each in others))
+    for length in range(max(stride, 2), max(abs(each - step) for each in same) + 1, stride):
         on = {each for each in others if (each - step) % length == 0}
         if len(on) + 1 >= FEWEST and on <= same and len(on) + 1 >= MOSTLY * (len(same) + 1):
             return length

@@ -4,12 +4,14 @@ rollout that the recorded one lacks. Then it trained on earlier samples.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
 from stepprof.analysis.findings.step_times import StepTimes, adds_work, kind_of, step_times
+from stepprof.analysis.periodic import every, period
 from stepprof.analysis.report.schema import Finding
 from stepprof.analysis.timeline.model import Origin
 from stepprof.analysis.timeline.span_sources import SpanFiles, span_files
@@ -18,7 +20,9 @@ from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import parse_span, span_lines
 
 AROUND = 4
-"""Number of steps before and after the recorded one whose names are compared."""
+"""Number of steps before and after the recorded one whose names are compared. They are the nearest that the process has: a loop may
+count in tens.
+"""
 FAR = 40
 """Number of steps to read before and after the recorded one: a period needs several of its steps."""
 FEWEST = 2
@@ -39,11 +43,15 @@ class Having(NamedTuple):
 
     have: list[int]
     lack: list[int]
+    period: int | None = None
+    """The steps that have it are a multiple of so many steps away; None: none is seen."""
 
     def phrase(self) -> str:
         """Return the end of a sentence about the work; empty if all of these steps have it."""
         if not self.lack or len(self.have) + len(self.lack) < FEWEST:
             return ""
+        if self.period is not None:
+            return f", which {every(self.period)} has"
         do = "does" if len(self.lack) == 1 else "do"
         return (
             f", which {len(self.lack)} of the {len(self.have) + len(self.lack)} steps around it {do} not have"
@@ -86,10 +94,14 @@ class Neighbours:
     def _compared(self, process: tuple[int | str | None, str | None, int | None], kind: str) -> Having | None:
         steps = self._of(*process)
         this = steps.get(self.step)
-        found = Having([], [])
-        near = [step for step in sorted(steps) if 0 < abs(step - self.step) <= AROUND]
-        for step in near:
-            (found.have if kind in steps[step].kinds else found.lack).append(step)
+        others = sorted(steps.keys() - {self.step})
+        having = [step for step in others if kind in steps[step].kinds]
+        near = _nearest(others, self.step, AROUND)
+        found = Having(
+            [step for step in near if step in having],
+            [step for step in near if step not in having],
+            period(self.step, having, others),
+        )
         if (
             this is None
             or kind not in this.kinds
@@ -100,14 +112,27 @@ class Neighbours:
 
     def _read(self, rank: int | str | None, host: str | None, pid: int | None) -> dict[int, StepTimes]:
         """Return the steps of a process, also the recorded one; {} if its number was used for several steps."""
-        wanted = range(max(self.step - FAR, 0), self.step + FAR + 1)
-        own = [each.files for each in self._files if (each.rank, each.host, each.pid) == (rank, host, pid)]
+        own = [each for each in self._files if (each.rank, each.host, each.pid) == (rank, host, pid)]
         try:
-            few = [files for files in own if sum(file.stat().st_size for file in files) <= MOST_BYTES]
-            found = step_times((file for files in few for file in files), wanted)
+            few = [each for each in own if sum(file.stat().st_size for file in each.files) <= MOST_BYTES]
+            numbers = {number for each in few for number, _ in _windows(each)}
+            if self.step not in numbers:  # it has regions alone
+                numbers = {*range(max(self.step - FAR, 0), self.step + FAR + 1)}
+            wanted = {self.step, *_nearest(sorted(numbers), self.step, FAR)}
+            found = step_times((file for each in few for file in each.files), wanted)
         except OSError:
             return {}
         return found if self.step in found else {}
+
+
+def _nearest(steps: Sequence[int], step: int, most: int) -> Sequence[int]:
+    """Return the nearest of some steps before and after one, in order.
+
+    >>> _nearest([10, 20, 40, 50], 30, 1)
+    [20, 40]
+    """
+    before, after = bisect_left(steps, step), bisect_right(steps, step)
+    return [*steps[max(before - most, 0) : before], *steps[after : after + most]]
 
 
 def files_of(run: Path) -> list[SpanFiles]:

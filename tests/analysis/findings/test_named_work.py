@@ -96,7 +96,7 @@ def test_the_region_that_has_nearly_all_of_the_wait(length, region):
 
 
 class TestOtherSteps:
-    """The sentence says how many of the steps around lack such work."""
+    """The sentence says which steps have such work, or how many of the steps around lack it."""
 
     @pytest.mark.parametrize("window", [True, False], ids=["role", "region"])
     def test_an_evaluation_in_every_third_step(self, tmp_path, window):
@@ -109,7 +109,7 @@ class TestOtherSteps:
         found = self.found(tmp_path, steps)
         place = "the window of eval" if window else "`evaluate`"
         assert found.text == (
-            f"an evaluation took 40 ms of the step: rank 0 in {place}, which 6 of the 8 steps around it do not have"
+            f"an evaluation took 40 ms of the step: rank 0 in {place}, which every 3rd step has"
         )
         assert "steps 3, 9 have it too" in found.why
 

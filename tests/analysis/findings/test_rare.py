@@ -41,10 +41,23 @@ class TestRareWork:
     def test_a_region_of_one_step_in_three(self, tmp_path):
         """Two of eight neighbouring steps have `probe` too. The finding includes the regions inside it."""
         own = [WINDOW, UPDATE, PROBE, ("region", "update", 60, 20, None)]
-        (rare,) = found(tmp_path, own, lambda at: [WINDOW, UPDATE, PROBE] if at in {2, 8} else usual(at))
+        (rare,) = found(tmp_path, own, lambda at: [WINDOW, UPDATE, PROBE] if at in {3, 8} else usual(at))
         assert rare.text == "rank 0 spent 50 ms in `probe`, which 6 of the 8 steps around it do not have"
-        assert rare.why == "steps 2, 8 have it too"
+        assert rare.why == "steps 3, 8 have it too"
         assert (rare.process, rare.region, rare.saves) == ("rank 0", "probe", 0.05)
+
+    def test_a_period(self, tmp_path):
+        """Steps 5, 12, 19, … have `probe`: the sentence names the period, which the nearest steps do not show."""
+        own = [WINDOW, UPDATE, PROBE]
+        (rare,) = found(tmp_path, own, lambda at: own if at % 7 == 5 else usual(at), range(1, 30))
+        assert rare.text == "rank 0 spent 50 ms in `probe`, which every 7th step has"
+
+    @pytest.mark.parametrize("stride", [10, 1_000], ids=["tens", "thousands"])
+    def test_a_loop_that_does_not_count_in_ones(self, tmp_path, stride):
+        """The steps around are the nearest ones, whatever their numbers are."""
+        own = [WINDOW, UPDATE, PROBE]
+        (rare,) = found(tmp_path, own, usual, range(5 % stride, 20 * stride, stride))
+        assert rare.text.endswith("in `probe`, which 4 of the 4 steps around it do not have")
 
     @pytest.mark.parametrize(
         ("having", "steps"), [((), (4, 5, 6)), ((1, 4, 7), range(1, 10))], ids=["few steps", "three of eight"]
