@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from stepprof.analysis.report.wording import seconds
-from stepprof.analysis.run_windows import RunWindow, process_files, repeated_steps, windows_of
+from stepprof.analysis.run_windows import RunWindow, own_windows, process_files
 from stepprof.formatting import ranges
 from stepprof.run.runs import steps
 
@@ -58,39 +58,31 @@ def recording_cost(
     step: int,
     windows: Sequence[Mapping[str, Any]],
     engines: Sequence[Mapping[str, Any]],
-    occurrences: int = 1,
 ) -> RecordingCost | None:
-    """Compare a recorded step with its neighbours.
+    """Compare a recorded step with its neighbours in the same process: a rank may have been started again.
 
     Args:
         path: the run's folder.
         step: the step's number.
-        windows: of the step, in the manifest.
-        engines: of the step, in the manifest.
-        occurrences: how often its number was recorded.
+        windows: of the occurrence of the step, in the manifest.
+        engines: of the occurrence of the step, in the manifest.
 
     Returns:
-        None: it is the last step, its number is used again, or fewer than two steps around it were not recorded.
+        None: it is the last step, the process used its number again, or fewer than two steps around it were not recorded.
     """
-    if occurrences > 1:
-        return None
     recorded = set(steps(path))
+    processes = {f"{window.get('host')} {window.get('pid')}" for window in windows}
     for _, files in process_files(path)[:MOST_PROCESSES]:
-        windows_of_rank = windows_of(files)
-        begins = _begins(windows_of_rank)
+        begins = _begins(own_windows(files, step, processes))
         times = Counter(number for _, number in begins)
-        times.update(repeated_steps(windows_of_rank))
-        lives = _lives(windows_of_rank)
         lasted = [
             (number, (following - start) / 1e9)
             for (start, number), (following, _) in itertools.pairwise(begins)
-            # the time until a restart is no time of the step
-            if any(first <= start and following <= last for first, last in lives)
         ]
         at = next((at for at, (number, _) in enumerate(lasted) if number == step), None)
         if at is None or times[step] > 1:
             continue
-        # the first step of a run compiles, allocates and opens connections
+        # the first step of a process compiles, allocates and opens connections
         around = [
             each
             for each in lasted[max(at - AROUND, 1) : at + AROUND + 1]
@@ -139,15 +131,6 @@ def cost_sentences(cost: RecordingCost | None) -> list[str]:
         f"{took}: {longer}",
         *([f"known costs of recording, the most of any process or engine: {known}"] if known else []),
     ]
-
-
-def _lives(windows: Iterable[RunWindow]) -> list[tuple[int, int]]:
-    """Return when the first and the last window of each process began."""
-    lives: dict[str, tuple[int, int]] = {}
-    for window in windows:
-        first, last = lives.get(window.process, (window.start, window.start))
-        lives[window.process] = min(first, window.start), max(last, window.start)
-    return [*lives.values()]
 
 
 def _begins(windows: Iterable[RunWindow]) -> list[tuple[int, int]]:

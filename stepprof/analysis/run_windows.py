@@ -66,6 +66,27 @@ def windows_of(files: Iterable[Path]) -> tuple[RunWindow, ...]:
     return _windows(tuple((file, _state(file)) for file in files))
 
 
+def own_windows(files: Iterable[Path], step: int, processes: Collection[str]) -> tuple[RunWindow, ...]:
+    """Return the windows of the process of a rank that was in a step, without those of its other processes: the rank may have
+    been started again, and what lies between two processes is no time of a step.
+
+    Args:
+        files: of the rank.
+        step: the number of the step.
+        processes: the host and the id of those that are known to have been in it.
+
+    Returns:
+        Empty: none was in it, or which one is meant is not known.
+    """
+    windows = windows_of(files)
+    having = {window.process: window.start for window in windows if window.step == step}
+    known = having.keys() & processes
+    if len(having) > 1 and not known:
+        return ()
+    own = max(known or having, key=having.__getitem__, default=None)  # of several, the one that came back
+    return tuple(window for window in windows if window.process == own)
+
+
 def _state(file: Path) -> tuple[int, int] | None:
     try:
         found = file.stat()
@@ -106,21 +127,6 @@ def _window(line: object, process: str) -> RunWindow | None:
         return None
     lasted = length if type(length) is int and 0 <= length < LARGEST_NS else 0
     return RunWindow(start, start + lasted, step, role if isinstance(role, str) else None, process)
-
-
-def repeated_steps(windows: Iterable[RunWindow]) -> set[int]:
-    """Return the steps in which a process of a rank entered a role after another process of it had left that role: the rank was
-    started again.
-    """
-    found = set()
-    ends: dict[tuple[int, str | None], RunWindow] = {}
-    for window in sorted(windows, key=lambda window: window[:2]):
-        last = ends.setdefault((window.step, window.role), window)
-        if last.process != window.process and last.end <= window.start:
-            found.add(window.step)
-        if window.end >= last.end:
-            ends[window.step, window.role] = window
-    return found
 
 
 def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> list[RunRegion]:

@@ -100,24 +100,24 @@ class TestRecordingCost:
 class TestRestart:
     """A rank that was started again: the time between two of its processes belongs to no step."""
 
-    @pytest.mark.parametrize("last", [3, 4])
+    @pytest.mark.parametrize("last", [3, 6])
     def test_the_next_day(self, run, last) -> None:
-        """The job ended with step `last`, and went on a day later. The recorded step is compared with steps that took a second."""
+        """The job ended with step `last`, and went on a day later. The recorded step is compared with steps of its own process."""
         write_life(run, range(1, last + 1), 0, 7)
-        write_life(run, range(last + 1, 9), 86_400, 8)
+        write_life(run, range(last + 1, 12), 86_400, 8)
         found = cost(run)
         if last == 3:
             assert found is None  # when its next step would have begun is not known
         else:
-            assert (found.seconds, found.longest) == (1.0, 1.0)
+            assert (found.seconds, found.longest, found.others) == (1.0, 1.0, [2, 4, 5])
 
-    def test_a_step_that_is_done_again(self, run) -> None:
-        """The first process ended in step 4, and the second one continued with it. Step 4 is no step to compare with."""
-        write_life(run, range(1, 5), 0, 7)
-        write_life(run, range(4, 9), 86_400, 8)
-        found = cost(run)
-        assert (found.seconds, found.longest) == (1.0, 1.0)
-        assert 4 not in found.others
+    @pytest.mark.parametrize("recorded_by", [7, 8])
+    def test_a_step_that_is_done_again(self, run, recorded_by) -> None:
+        """Two processes did steps 2 to 6. Each is compared with the steps of the one that recorded it."""
+        write_life(run, range(1, 7), 0, 7)
+        write_life(run, range(2, 9), 86_400, 8)
+        record(run, step=4, pid=recorded_by)
+        assert cost(run, 4).others == ([2, 5] if recorded_by == 7 else [5, 6, 7])
 
     def test_groups_of_ranks(self, run) -> None:
         """Two processes are rank 0 of different roles at the same time: that is no restart."""

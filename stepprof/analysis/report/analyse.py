@@ -115,8 +115,6 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         occurrences=found.occurrences,
         job=job_of(runs),
         recording=_cost(found),
-        # which of the steps of one number the spans of other processes show is not known
-        neighbourhood=report.neighbourhood if found.occurrences == 1 else None,
     )
 
 
@@ -201,7 +199,7 @@ def _cost(found: Found) -> RecordingCost | None:
     windows, engines = (
         [each for manifest in found.manifests for each in manifest[key]] for key in ("windows", "engines")
     )
-    return recording_cost(found.runs[0], found.step, windows, engines, found.occurrences)
+    return recording_cost(found.runs[0], found.step, windows, engines)
 
 
 def _without(wanted: Input, failed: Failed) -> Digest:

@@ -177,7 +177,7 @@ def combine(
             report,
             runs,
             causes,
-            {each.label: each.origin.rank for each in everyone},
+            everyone,
             Unrecorded.of(windows, waits_unrecorded),
         ),
     )

@@ -14,8 +14,7 @@ same roles: one without a rollout is no fast one with it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -23,6 +22,7 @@ from msgspec.structs import replace
 
 from stepprof.analysis.periodic import every, period, tolerance, warm_up
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
+from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.schema import Finding, Neighbourhood, Report, StepTime, Usual
 from stepprof.analysis.report.timelines import DRIVER
 from stepprof.analysis.report.unrecorded import Unrecorded
@@ -31,9 +31,8 @@ from stepprof.analysis.report.wording import quoted, seconds
 from stepprof.analysis.run_windows import (
     RunWindow,
     outermost_regions,
+    own_windows,
     process_files,
-    repeated_steps,
-    windows_of,
 )
 from stepprof.run.runs import steps as recorded_steps
 
@@ -56,7 +55,7 @@ def neighbourhood_of(
     report: Report,
     runs: Sequence[Path],
     causes: Iterable[Finding],
-    ranks: Mapping[str, int | str | None],
+    processes: Iterable[Process],
     unrecorded: Unrecorded = NOTHING,
 ) -> Neighbourhood | None:
     """Return the step of a report among the others of its run: in the process of the first cause, else in the one with the most time on the path.
@@ -65,16 +64,17 @@ def neighbourhood_of(
         report: with its path.
         runs: the folders of the run.
         causes: its findings with a place.
-        ranks: by the label of the process.
+        processes: of the step.
         unrecorded: what the recording of the step took.
     """
     if report.step is None:
         return None
+    origins = {each.label: each.origin for each in processes}
     spent: dict[str, float] = defaultdict(float)
     for segment in report.path:
         spent[segment.process] += segment.seconds
-    places = [(cause.process, cause.start) for cause in causes if cause.process in ranks]
-    order = [process for process, _ in places[:1] if process is not None] + sorted(
+    places = [(cause.process, cause.start) for cause in causes if cause.process in origins]
+    order: list[str] = [process for process, _ in places[:1] if process] + sorted(
         spent, key=lambda label: -spent[label]
     )
     regions = {
@@ -87,7 +87,12 @@ def neighbourhood_of(
         )
     }
     return neighbourhood(
-        runs, report.step, [ranks[label] for label in order if label in ranks], regions, unrecorded
+        runs,
+        report.step,
+        [origins[label].rank for label in order if label in origins],
+        regions,
+        unrecorded,
+        processes={f"{each.host} {each.pid}" for each in origins.values()},
     )
 
 
@@ -97,8 +102,10 @@ def neighbourhood(
     ranks: Sequence[int | str | None] = (),
     regions: Collection[str] = (),
     unrecorded: Unrecorded = NOTHING,
+    *,
+    processes: Collection[str] = (),
 ) -> Neighbourhood | None:
-    """Return the steps of a run around one of them.
+    """Return the steps around one of them, in one process: a rank may have been started again.
 
     Args:
         runs: the folders of the run.
@@ -106,34 +113,31 @@ def neighbourhood(
         ranks: the ranks whose spans are preferred, in this order, unless the run has a driver.
         regions: the outermost regions to show, if the process has them, however short they are.
         unrecorded: what the recording of the step took.
+        processes: the host and the id of those that were in the step.
 
     Returns:
-        None: no process has spans of it and of another step, or the number was used for several steps.
+        None: no process has spans of it and of another step, or used the number for several steps.
     """
     recorded = {number for run in runs for number in recorded_steps(run)}
     for process, files in _processes(runs, [str(rank) for rank in ranks]):
-        of_process = windows_of(files)
+        of_process = own_windows(files, step, processes)
         times = _steps(of_process, recorded, unrecorded)
         at = next((at for at, each in enumerate(times) if each.step == step), None)
         if at is None or len(times) < 2:
             continue
         around = times[max(at - AROUND, 0) : at + AROUND + 1]
         if not _is_divided(times[at]):
-            around = _with_regions(around, files, step, regions, unrecorded)
+            around = _with_regions(around, files, of_process[0].process, step, regions, unrecorded=unrecorded)
         this = next(each for each in around if each.step == step)
-        own = next((window.process for window in of_process if window.step == step), "")
-        return _placed(process, around, this, _warm_up(of_process, times), unrecorded.displaced(own))
+        displaced = unrecorded.displaced(of_process[0].process)
+        return _placed(process, around, this, _warm_up(times), displaced)
     return None
 
 
-def _warm_up(windows: Iterable[RunWindow], times: Sequence[StepTime]) -> set[int]:
-    """Return the first steps of each process of a rank: a run that was resumed has several."""
-    process = {window.step: window.process for window in windows}
-    found = set()
-    for _, of in groupby(times, key=lambda each: process[each.step]):
-        steps = [each for each in of if not each.recorded]
-        found |= {each.step for each in steps[: max(1, warm_up([each.seconds for each in steps]))]}
-    return found
+def _warm_up(times: Iterable[StepTime]) -> set[int]:
+    """Return the first steps of a process."""
+    steps = [each for each in times if not each.recorded]
+    return {each.step for each in steps[: max(1, warm_up([each.seconds for each in steps]))]}
 
 
 def _is_divided(step: StepTime) -> bool:
@@ -144,13 +148,17 @@ def _is_divided(step: StepTime) -> bool:
 def _with_regions(
     times: Sequence[StepTime],
     files: Sequence[Path],
+    process: str,
     step: int,
     regions: Collection[str],
+    *,
     unrecorded: Unrecorded,
 ) -> list[StepTime]:
     """Return the steps with the longest outermost regions of one of them, and some regions in any case."""
     found: dict[int, dict[str, int]] = defaultdict(dict)
     for each in outermost_regions(files, {time.step for time in times}):
+        if each.process != process:
+            continue
         length = unrecorded.length(each.process, each.start, each.end)
         found[each.step][each.name] = found[each.step].get(each.name, 0) + length
     own = found.get(step, {})
@@ -176,7 +184,7 @@ def _processes(runs: Sequence[Path], ranks: Sequence[str]) -> Iterator[tuple[str
 def _steps(windows: Iterable[RunWindow], recorded: set[int], unrecorded: Unrecorded) -> list[StepTime]:
     """Return the steps in the order in which they began, without numbers that were used for several steps."""
     ordered = sorted(windows, key=lambda window: window[:2])
-    several = {*later_visits(window[:4] for window in ordered), *repeated_steps(ordered)}
+    several = later_visits(window[:4] for window in ordered)
     by_step: dict[int, list[RunWindow]] = defaultdict(list)
     for window in ordered:
         if window.step not in several:

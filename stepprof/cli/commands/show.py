@@ -82,7 +82,7 @@ def describe_step(
     """
     read = read_occurrence(path, step, occurrence)
     manifest, regions = read.manifest, region_times(path, step, read.portions)
-    cost = recording_cost(path, step, manifest["windows"], manifest["engines"], read.count)
+    cost = recording_cost(path, step, manifest["windows"], manifest["engines"])
     return {
         "run_id": manifest["run_id"],
         "occurrence": read.number,
@@ -151,7 +151,7 @@ def render_step(
     notes = bounded(kinds, show_all=show_all)
     if notes:
         parts.append("notes:\n" + "\n".join(f"  {printable(note)}" for note in notes))
-    cost = cost_sentences(recording_cost(path, step, windows, engines, read.count))
+    cost = cost_sentences(recording_cost(path, step, windows, engines))
     if cost:
         parts.append("cost of recording:\n" + "\n".join(f"  {sentence}" for sentence in cost))
     if regions.times:

@@ -275,7 +275,9 @@ def test_terminal_and_markdown_have_a_line(run, capsys) -> None:
 
 class TestRestart:
     def test_a_step_that_another_process_of_the_rank_did_again(self, run) -> None:
-        """The rank finished the rollout of step 5 and was started again a day later: step 5 did not last a day."""
+        """The rank finished the rollout of step 5 and was started again a day later: step 5 did not last a day, and each
+        occurrence is among the steps of its own process.
+        """
         spans(run, 0, [(step, both(2, 1)) for step in range(5)] + [(5, {"rollout": 2})])
         first = run.path / "spans" / "rank-0.000001.jsonl"
         lines = first.read_text().replace('"pid": 7', '"pid": 8')
@@ -288,7 +290,10 @@ class TestRestart:
         first.write_text(lines.replace('"pid": 8', '"pid": 7'))
         first.with_name("rank-0.000002.jsonl").write_text(second)
         found = neighbourhood([run.path], 3)
-        assert {each.step: each.seconds for each in found.steps} == {0: 3, 1: 3, 2: 3, 3: 3, 4: 3, 6: 3}
+        assert {each.step: each.seconds for each in found.steps} == {0: 3, 1: 3, 2: 3, 3: 3, 4: 3, 5: 2}
+        again = neighbourhood([run.path], 5, processes={"h 8"})
+        assert {each.step: each.seconds for each in again.steps} == {5: 3, 6: 3}
+        assert neighbourhood([run.path], 5) is None  # which of the two processes is meant is not known
 
     def test_regions_of_a_process_that_was_lost(self, run) -> None:
         """The first process was killed in step 3: it left a region without a window, which is not part of the second one's step."""
