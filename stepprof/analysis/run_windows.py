@@ -27,6 +27,8 @@ class RunWindow(NamedTuple):
     role: str | None
     process: str = ""
     """The host and the id of its process: a rank that was started again has several."""
+    ends: bool = True
+    """Whether it ended; if not, the process ended in it."""
 
 
 class RunRegion(NamedTuple):
@@ -126,7 +128,9 @@ def _window(line: object, process: str) -> RunWindow | None:
     if type(start) is not int or type(step) is not int or not 0 <= start < LARGEST_NS:
         return None
     lasted = length if type(length) is int and 0 <= length < LARGEST_NS else 0
-    return RunWindow(start, start + lasted, step, role if isinstance(role, str) else None, process)
+    attributes = line.get("attrs")
+    ends = not (isinstance(attributes, dict) and "unfinished" in attributes)
+    return RunWindow(start, start + lasted, step, role if isinstance(role, str) else None, process, ends)
 
 
 def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> list[RunRegion]:

@@ -42,7 +42,9 @@ def add_all(parser: argparse.ArgumentParser) -> None:
 
 def add_step(parser: argparse.ArgumentParser) -> None:
     """Add --step, for commands about one step."""
-    parser.add_argument("--step", type=int, metavar="N", help="the step (default: the last recorded one)")
+    parser.add_argument(
+        "--step", type=int, metavar="N", help="the step (default: the last recorded one that ended)"
+    )
 
 
 def add_occurrence(parser: argparse.ArgumentParser) -> None:

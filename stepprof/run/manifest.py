@@ -9,19 +9,21 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from stepprof.errors import ConfigError
 from stepprof.formatting import counted
 from stepprof.host.clock import Anchor
 from stepprof.host.plain_files import json_files, readable
 from stepprof.run.fields import cut, wrong
 from stepprof.run.fragments import read_after, read_clock, read_engine, read_window
-from stepprof.run.layout import MANIFEST, step_folder
+from stepprof.run.layout import MANIFEST, SPANS, step_folder
 from stepprof.run.names import RUN_FILE
-from stepprof.run.runs import load_table, run_id_of, run_problems
+from stepprof.run.runs import load_table, run_id_of, run_problems, steps
 from stepprof.run.schema import AFTER
 
 SCHEMA_VERSION = 1
@@ -86,6 +88,36 @@ def read_step(path: Path, step: int) -> dict[str, Any]:
     manifest["windows"].sort(key=_order)
     manifest["engines"].sort(key=_order_of_engines)
     return manifest
+
+
+def find_step(runs: Sequence[Path], step: int | None) -> int:
+    """Return the number of the step; None: the last recorded one that a process finished, if there is one.
+
+    Args:
+        runs: the folders of one run, of several nodes that share no disk.
+        step: its number; None: the last.
+
+    Raises:
+        ConfigError: it is not recorded; the message has the nearest one.
+    """
+    recorded = sorted({number for run in runs for number in steps(run)})
+    if not recorded:
+        times = (
+            f"; its times: stepprof spans {shlex.quote(str(runs[0]))}" if (runs[0] / SPANS).is_dir() else ""
+        )
+        raise ConfigError(f'run "{runs[0]}": no step is recorded{times}')
+    if step is None:
+        return next((each for each in reversed(recorded) if _is_finished(runs, each)), recorded[-1])
+    if step not in recorded:
+        nearest = min(recorded, key=lambda other: abs(other - step))
+        raise ConfigError(f"step {step}: not recorded in {runs[0]}; did you mean {nearest}?")
+    return step
+
+
+def _is_finished(runs: Sequence[Path], step: int) -> bool:
+    """Return whether any window of a step has an end, or its manifest has no windows."""
+    windows = [window for run in runs for window in read_step(run, step)["windows"]]
+    return not windows or any(window["end_unix_ns"] is not None for window in windows)
 
 
 def read_clocks(path: Path, step: int) -> list[dict[str, Any]]:

@@ -7,15 +7,15 @@ occurrence of each fragment, in the order of time, and narrows a manifest to one
 The records of one target (a rank in a role, the engines of one driver) have a known order: by
 visit, process and clock. The first of each target belongs to the first occurrence, the second to
 the second. A target with fewer records is placed by time, on the clock of a machine that has all of
-them. A rank that died and came back while another process of its machine stayed in the step has two records of
-one visit.
+them. A rank that died and came back, perhaps on another machine, while another process stayed in the step has two records
+of one visit.
 """
 
 from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -87,9 +87,9 @@ def _number_jobs(
         else:
             targets[_target(entry)].append(entry)
     visits = _visits([entry for of in targets.values() for entry in of], offset_of)
-    units = sorted(
-        (_rejoined(_units(of, offset_of), visits) for of in targets.values()), key=len, reverse=True
-    )
+    records = [[*_units(of, offset_of)] for of in targets.values()]
+    once = {process for of in records if len(of) == 1 for process in of[0].processes}
+    units = sorted((_rejoined(of, visits, once) for of in records), key=len, reverse=True)
     most = len(units[0]) if units else 1
     spans: dict[tuple[int, str | None], Span] = {}
     numbers: dict[str, int] = {}
@@ -201,23 +201,30 @@ def _visits(
     return found
 
 
-def _rejoined(units: Iterable[_Unit], visits: Mapping[tuple[str, int], Span]) -> list[_Unit]:
+def _rejoined(
+    units: Iterable[_Unit], visits: Mapping[tuple[str, int], Span], once: Collection[str]
+) -> list[_Unit]:
     """Return the records of one target, those of processes that followed each other within one visit of another process together.
 
-    Clocks of several machines may differ by more than the time between two visits: only a process of the same machine
-    shows that.
+    Clocks of several machines may differ by more than the time between two visits. A process of another machine shows a
+    visit only if its target has one record, since in a restarted job it would have two, and if it lasted for most of the later record.
     """
     found: list[_Unit] = []
     for unit in units:
         last = found[-1] if found else None
-        if last is None or last.clock != unit.clock or last.processes & unit.processes:
+        if last is None or last.processes & unit.processes:
             found.append(unit)
             continue
-        stayed = (
+        both = last.processes | unit.processes
+        stayed = [
             span
             for (process, _), span in visits.items()
-            if process not in last.processes | unit.processes and _clock(process) == unit.clock
-        )
+            if process not in both
+            and (
+                _clock(process) == last.clock == unit.clock
+                or (process in once and -gap(span, (unit.begin, unit.end)) >= (unit.end - unit.begin) / 2)
+            )
+        ]
         if any(_lasted(span, last, unit) for span in stayed):
             last.end = max(last.end, unit.end)
             last.fragments |= unit.fragments

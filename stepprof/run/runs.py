@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,30 +121,6 @@ def steps(path: Path) -> list[int]:
     except OSError:
         return []
     return sorted(number for number in numbers if number is not None)
-
-
-def find_step(runs: Sequence[Path], step: int | None) -> int:
-    """Return the number of the step; None: the last recorded one.
-
-    Args:
-        runs: the folders of one run, of several nodes that share no disk.
-        step: its number; None: the last.
-
-    Raises:
-        ConfigError: it is not recorded; the message has the nearest one.
-    """
-    recorded = sorted({number for run in runs for number in steps(run)})
-    if not recorded:
-        times = (
-            f"; its times: stepprof spans {shlex.quote(str(runs[0]))}" if (runs[0] / SPANS).is_dir() else ""
-        )
-        raise ConfigError(f'run "{runs[0]}": no step is recorded{times}')
-    if step is None:
-        return recorded[-1]
-    if step not in recorded:
-        nearest = min(recorded, key=lambda other: abs(other - step))
-        raise ConfigError(f"step {step}: not recorded in {runs[0]}; did you mean {nearest}?")
-    return step
 
 
 def load_table(file: Path) -> tuple[dict[str, Any] | None, str]:

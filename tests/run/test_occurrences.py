@@ -174,6 +174,23 @@ class TestSplit:
             fragment(run, at=at, rank=1, pid=pid, role="rollout")
         assert len(times(run)) == 1
 
+    @pytest.mark.parametrize("hosts", ["bb", "bc", "ab", "ba"])
+    def test_a_rank_that_came_back_on_another_host(self, tmp_path, hosts):
+        """Rank 0, on host a, was in one window meanwhile. Rank 1 is alone on its host, or came back on another one."""
+        run = make_run(tmp_path)
+        fragment(run, at=0, seconds=10)
+        for at, pid, host in zip((0, 4), (8, 9), hosts, strict=True):
+            fragment(run, at=at, rank=1, pid=pid, host=host)
+        assert len(times(run)) == 1
+
+    def test_a_job_that_was_restarted_at_once_without_a_rank(self, tmp_path):
+        """Rank 1 is not started again. Its clock is 20 s ahead, so that its window seems to overlap with both attempts."""
+        run = make_run(tmp_path)
+        for at, pid in ((0, 7), (610, 8)):
+            fragment(run, at=at, seconds=600, pid=pid)
+        fragment(run, at=20, seconds=600, pid=17, rank=1, host="b")
+        assert [len(part) for part in times(run)] == [2, 1]
+
     @pytest.mark.parametrize("host", ["a", "b"])
     def test_a_job_that_was_restarted_at_once(self, tmp_path, host):
         """All ranks start again 10 s later. On another host, whose clock is 20 s ahead, a window of the first attempt

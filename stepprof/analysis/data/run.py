@@ -23,7 +23,8 @@ from stepprof.analysis.timeline.model import Slices, Source
 from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import resolved
-from stepprof.run.runs import find_run, find_step, read_run, run_id_of, steps
+from stepprof.run.manifest import find_step
+from stepprof.run.runs import find_run, read_run, run_id_of, steps
 from stepprof.run.same_run import parts_of_one_run
 
 __all__ = ["RecordedStep", "Run"]
@@ -94,7 +95,7 @@ class Run:
         """Return a recorded step.
 
         Args:
-            number: its number; None: the last recorded one.
+            number: its number; None: the last recorded one that ended.
             occurrence: which one, if the number was used several times; None: the last one.
 
         Raises:

@@ -52,6 +52,7 @@ from stepprof.analysis.report.totals import (
     region_times,
     role_times,
 )
+from stepprof.analysis.report.unfinished import known_until, last_signs, unfinished
 from stepprof.analysis.report.unrecorded import Unrecorded, changes_of
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.clocks import describe, worst_error
@@ -103,11 +104,14 @@ def combine(
         | {process.origin.role for process in everyone if process.kind == "engine"}
     )
     by_clock = _by_clock(everyone)
+    lost = unfinished(everyone)
+    signs = last_signs(runs, step) if lost else {}
     parts = [
         _part(
             processes,
             by_process,
             several=len(by_clock) > 1,
+            until=known_until((each for each in processes if each in lost), signs),
             engine_roles=engine_roles,
             engines=engines,
             shortfalls=shortfalls,
@@ -122,6 +126,8 @@ def combine(
     for _, of in parts:
         for name, rows in of.items():
             tables[name] += rows
+    if lost:  # of a step whose length is not known there are no parts and no gains
+        tables.update(path=[], parts=[], slack=[], findings=map(_without_gain, tables["findings"]))
     blameless = frozenset(tables.pop("blameless", ()))
     waits_unrecorded = dict(tables.pop("waits", ()))
     tables["engines"] += without_steps(tables["engines"], engines)
@@ -130,6 +136,7 @@ def combine(
         step=step,
         start_unix_ns=islands[0].start_unix_ns if islands else 0,
         seconds=islands[0].seconds if islands else 0.0,
+        ended=not lost,
         clock=describe(alignments),
         clock_error_ns=worst_error(alignments),
         stepprof=VERSION,
@@ -166,7 +173,7 @@ def combine(
     roles = {entry["role"] for entry in (*windows, *engines)} | {each.origin.role for each in everyone}
     notices = [
         *_raised(everyone),
-        *replaced(everyone),
+        *replaced(everyone, lost),
         *no_rollout(runs, step, roles | {time.role for time in report.roles}),
     ]
     causes = sorted(tables["findings"], key=worth, reverse=True)
@@ -188,14 +195,19 @@ def _part(
     waits: Mapping[str, Waiting],
     *,
     several: bool,
+    until: int,
     engine_roles: frozenset[str | None],
     engines: Sequence[Mapping[str, Any]],
     shortfalls: Sequence[Shortfall],
     evidence: Sequence[Evidence],
     neighbours: Neighbours | None,
 ) -> tuple[Island, dict[str, list[Any]]]:
-    """Return an island, and the tables of the report that compare its times, by their names."""
+    """Return an island, and the tables of the report that compare its times, by their names.
+
+    Its end is not before `until`, the last sign of life of processes that did not finish the step.
+    """
     start, end = _bounds(processes)
+    end = max(end, until)
     short = {each.label for each in shortfalls}
     signs = _signs(processes, evidence)
     activities = {label: each.activity() for label, each in signs.items()}

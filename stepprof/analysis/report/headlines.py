@@ -102,6 +102,8 @@ def _quiet(report: Report, findings: Sequence[Finding]) -> list[Finding]:
 
 def _where(report: Report) -> list[Finding]:
     """Return the length of the step with the parts that it waited for longest; on clocks that were never compared, its length on each."""
+    if not report.ended:
+        return [_at_least(report)]
     if not report.seconds:
         return []
     if len(report.islands) > 1:
@@ -122,6 +124,15 @@ def _where(report: Report) -> list[Finding]:
         for part in stated(report.parts, MOST_STATED)
     ]
     return [Finding(": ".join([took, *([", ".join(shown)] if shown else [])]), "step", report.seconds)]
+
+
+def _at_least(report: Report) -> Finding:
+    """Return what is known of the length of a step whose end is not known."""
+    if not report.seconds:
+        return Finding("how long the step lasted is not known: its end is missing", "step")
+    length = seconds_text(report.seconds)
+    text = f"the step lasted at least {length}: its end is not known, and shares are of this time"
+    return Finding(text, "step")
 
 
 def _names(names: Sequence[str]) -> str:

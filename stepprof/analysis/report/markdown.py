@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from stepprof.analysis.report.division import WORTH_SAYING
 from stepprof.analysis.report.region_rows import costliest, row_text
 from stepprof.analysis.report.schema import Comparison, Finding, Part, Problem, RegionRow, Report, TimeOf
-from stepprof.analysis.report.text_rows import sample_rows, slack_rows, stage_rows, token_rows
+from stepprof.analysis.report.text_rows import length_text, sample_rows, slack_rows, stage_rows, token_rows
 from stepprof.analysis.report.wording import seconds, share
 from stepprof.formatting import printable
 
@@ -30,7 +30,7 @@ def render(content: Report | Comparison, *, top: int = 8) -> str:
 def _report(report: Report, top: int) -> Iterator[str]:
     of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
     step = "" if report.step is None else f", step {report.step}{of}"
-    yield f"### {_plain(report.run_id)}{step}: {seconds(report.seconds)}"
+    yield f"### {_plain(report.run_id)}{step}: {length_text(report)}"
     yield from _findings(report.findings)
     if report.neighbourhood is not None:
         yield from ("", f"Among the steps of the run: {_sentence(report.neighbourhood.text)}.")

@@ -182,9 +182,12 @@ def _processes(runs: Sequence[Path], ranks: Sequence[str]) -> Iterator[tuple[str
 
 
 def _steps(windows: Iterable[RunWindow], recorded: set[int], unrecorded: Unrecorded) -> list[StepTime]:
-    """Return the steps in the order in which they began, without numbers that were used for several steps."""
+    """Return the steps in the order in which they began, without numbers that were used for several steps and without
+    the step in which the process ended.
+    """
     ordered = sorted(windows, key=lambda window: window[:2])
-    several = later_visits(window[:4] for window in ordered)
+    several = {*later_visits(window[:4] for window in ordered)}
+    several |= {window.step for window in ordered if not window.ends}
     by_step: dict[int, list[RunWindow]] = defaultdict(list)
     for window in ordered:
         if window.step not in several:

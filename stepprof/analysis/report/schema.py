@@ -670,13 +670,15 @@ class Report(msgspec.Struct, frozen=True):
     start_unix_ns: int
     """Second 0 of all points in time, on the reference clock."""
     seconds: float
-    """From the first window to the last. If clocks were never compared, the longest of all islands."""
+    """From the first window to the last. If clocks were never compared, the longest of all islands. A lower bound if `ended` is false."""
     clock: str
     """How the sources were placed on one clock, in a sentence."""
     clock_error_ns: int | None
     """The largest error of a source's placement; None: one of them is not known."""
     schema_version: int = SCHEMA_VERSION
     """The version of these fields."""
+    ended: bool = True
+    """False: its end is not known, because a process was killed in it or is still in it. It lasted at least `seconds`, and there is no path and no gain."""
     stepprof: str = ""
     """The version that made the report."""
     occurrence: int = 1

@@ -39,6 +39,10 @@ Part = tuple["str | None", "str | None"]
 STEP: Part = (None, None)
 
 
+class _Attributes(msgspec.Struct, gc=False):
+    unfinished: object = None
+
+
 class _Span(msgspec.Struct, gc=False):
     name: str
     kind: str
@@ -46,6 +50,7 @@ class _Span(msgspec.Struct, gc=False):
     dur: int
     step: int | None = None
     role: str | None = None
+    attrs: _Attributes | None = None
 
 
 class _Header(msgspec.Struct):
@@ -65,6 +70,8 @@ class ProcessSteps:
     """When the first window of each visit began and the last one ended, nanoseconds by its own clock, in the order of the begins."""
     seen: set[Visit] = field(default_factory=set)
     """The visits of which it has any span."""
+    cut: set[Visit] = field(default_factory=set)
+    """The visit in which it ended: how long that would have been is not known."""
 
 
 @dataclass
@@ -107,11 +114,12 @@ class RunSteps:
     @cached_property
     def usual(self) -> list[Visit]:
         """The visits that show how long a step usually takes: without recorded ones, and the first one of a process."""
+        left_out = self.first.union(*(process.cut for process in self.processes))
         return [
             visit
             for process in self._lives
             for visit in process.windows
-            if visit not in self.first and not {visit[0]} & (self.recorded | self.unclear)
+            if visit not in left_out and not {visit[0]} & (self.recorded | self.unclear)
         ]
 
     @cached_property
@@ -149,15 +157,19 @@ class RunSteps:
         is_known = len(found) == occurrences and (step not in self.unclear or occurrences == 1)
         return found[occurrence - 1] if is_known else None
 
+    def is_cut(self, visit: Visit) -> bool:
+        """Return whether a process ended in a visit."""
+        return any(visit in process.cut for process in self.processes)
+
     def ranks(self, visit: Visit) -> list[Rank]:
         """Return the ranks of the processes that have spans of a visit."""
         return sorted((each.rank for each in self.processes if visit in each.seen), key=_order)
 
     def by_rank(self, visit: Visit | None) -> dict[Rank, float]:
-        """Return the seconds of a visit in each rank, from its first window to its last one."""
+        """Return the seconds of a visit in each rank that finished it, from its first window to its last one."""
         found: dict[Rank, float] = {}
         for process in self.processes:
-            if visit is not None and visit in process.windows:
+            if visit is not None and visit in process.windows and visit not in process.cut:
                 begin, end = process.windows[visit]
                 found[process.rank] = max((end - begin) / 1e9, found.get(process.rank, 0.0))
         return found
@@ -212,6 +224,8 @@ def _read(process: SpanFiles, visits: Numbering, parts: dict[Part, dict[Visit, f
         start = span.start
         visit = (span.step, visits.number(span.step, start))
         found.seen.add(visit)
+        if span.attrs is not None and span.attrs.unfinished:
+            found.cut.add(visit)
         is_region = span.kind == "region"
         if not is_region and span.role is None:
             continue

@@ -31,7 +31,7 @@ from stepprof.analysis.report.terminal_tables import (
     tree_table,
     unmatched_table,
 )
-from stepprof.analysis.report.text_rows import sample_rows, slack_rows, stage_rows, token_rows
+from stepprof.analysis.report.text_rows import length_text, sample_rows, slack_rows, stage_rows, token_rows
 from stepprof.analysis.report.wording import seconds, seconds_text
 from stepprof.formatting import printable
 
@@ -73,7 +73,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
     step = "" if report.step is None else f"  step {report.step}{of}"
     title = Text(printable(f"{which} {report.run_id}{step}{version}"), style="bold")
-    title.append(f"  {seconds(report.seconds)}", style="bold cyan")
+    title.append(f"  {length_text(report)}", style="bold cyan")
     console.print(title, soft_wrap=True)
     _print_findings(console, report.findings)
     if report.neighbourhood is not None:

@@ -14,6 +14,13 @@ SPARE = 0.01
 Rows = tuple[list[str], list[list[str]]]
 
 
+def length_text(report: Report) -> str:
+    """Return how long the step took; at least, if its end is not known."""
+    if report.ended:
+        return seconds(report.seconds)
+    return f"at least {seconds(report.seconds)}" if report.seconds else "not known how long"
+
+
 def token_rows(engines: Sequence[EngineWork]) -> Rows:
     """Return the headings and a row for each engine with its own statistics."""
     headers = [

@@ -35,9 +35,9 @@ from stepprof.formats.npu_folder import is_database
 from stepprof.host.plain_files import readable, resolved
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
-from stepprof.run.manifest import read_clocks, read_step
+from stepprof.run.manifest import find_step, read_clocks, read_step
 from stepprof.run.occurrences import occurrence_note, of_fragments
-from stepprof.run.runs import find_run, find_step, is_run, named_run, run_id_of, steps
+from stepprof.run.runs import find_run, is_run, named_run, run_id_of, steps
 from stepprof.run.same_run import evidence_of, parts_of_one_run, why_apart
 from stepprof.run.summary import absent_ranks
 

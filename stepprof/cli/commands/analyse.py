@@ -15,8 +15,8 @@ from stepprof.errors import ConfigError
 from stepprof.formats import npu_folder
 from stepprof.formats.npu_analysis import analyse
 from stepprof.run.layout import step_folder
-from stepprof.run.manifest import read_step
-from stepprof.run.runs import find_step, steps
+from stepprof.run.manifest import find_step, read_step
+from stepprof.run.runs import steps
 
 
 def add(parser: argparse.ArgumentParser) -> None:

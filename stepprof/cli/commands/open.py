@@ -19,7 +19,7 @@ from stepprof.cli.output import print_lines
 from stepprof.errors import ConfigError
 from stepprof.formatting import install
 from stepprof.run.layout import step_folder
-from stepprof.run.runs import find_step
+from stepprof.run.manifest import find_step
 
 PUBLIC_VIEWER = "https://ui.perfetto.dev"
 TIMELINES = ("timeline.pftrace", "timeline.json.gz")

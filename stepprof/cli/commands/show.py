@@ -30,8 +30,8 @@ from stepprof.cli.window_table import artifacts_table, window_notes, windows_tab
 from stepprof.formats import npu_folder
 from stepprof.formatting import duration, number, printable, table
 from stepprof.run.layout import step_folder
+from stepprof.run.manifest import find_step
 from stepprof.run.occurrence_spans import read_occurrence
-from stepprof.run.runs import find_step
 from stepprof.run.status import missed_requests
 from stepprof.run.summary import RegionTime, absent_ranks, ordered_ranks, region_times
 

@@ -9,6 +9,7 @@ from digested import T0, manifest, spans, window
 
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
+from stepprof.analysis.timeline.model import Alignment
 
 
 def life(pid, *slices, rank=1):
@@ -51,3 +52,14 @@ class TestReplaced:
     def test_groups_of_ranks(self, other):
         """Several processes may have equal ranks in a job."""
         assert texts([life(8, ("window", "actor", 0, 50, "actor")), life(9, other)]) == []
+
+    def test_a_clock_that_was_never_compared(self):
+        """The rank came back on another host. Which of the two began first is not known."""
+        there = Alignment("unmeasured", 0, None, "other")
+        made = spans(1, ("window", "actor", 60, 30, "actor"), host="other", alignment=there)
+        made.origin = replace(made.origin, pid=9)
+        lost = {**window(1, end=0, status="lost", pid=8), "end_unix_ns": None}
+        (text,) = texts([digest(made)], lost, window(1, start=60, end=90, pid=9, host="other"))
+        assert text == (
+            "actor rank 1 (h) did not finish its window; actor rank 1 (other) did, as the same rank, by a clock that was never compared"
+        )

@@ -38,7 +38,7 @@ function tile(name, value, unit, text) {
 }
 
 function tiles(report) {
-  const list = [tile("The step took", ...split(seconds(report.seconds)), `${plural(report.gantt.rows.length, "process", "processes")} on ${plural(new Set(report.gantt.rows.map(row => row.host)).size, "host")}`)];
+  const list = [tile(report.ended ? "The step took" : "The step lasted at least", ...split(seconds(report.seconds)), `${plural(report.gantt.rows.length, "process", "processes")} on ${plural(new Set(report.gantt.rows.map(row => row.host)).size, "host")}`)];
   const longest = most(division.parts.filter(part => part.seconds > 0), part => part.seconds);
   if (longest) list.push(tile("Longest on the path", ...split(seconds(longest.seconds)), `${longest.name}, ${share(longest.share)} of the step`));
   const tail = report.findings.find(finding => finding.topic === "tail" && finding.seconds !== null && finding.role !== null);
