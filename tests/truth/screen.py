@@ -97,6 +97,15 @@ def _title(report: Report) -> Iterator[str]:
     first = report.findings[0] if report.findings else None
     if first is None or first.topic != "step" or len(report.islands) > 1:
         return
+    if not report.ended:
+        if (
+            report.path
+            or report.parts
+            or report.slack
+            or any(each.saves is not None for each in report.findings)
+        ):
+            yield "a step without a known end has parts, slack or gains"
+        return
     text = ", ".join(
         f"{_name(part)} {share(part.share or 0.0)}" for part in stated(report.parts, MOST_STATED)
     )

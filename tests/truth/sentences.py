@@ -133,6 +133,34 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
     sentences.about(match["seconds"], sentences.report.seconds)
 
 
+_WITHOUT_END = ("killed", "lost", "capped")
+
+
+@_reads(
+    r"the step lasted at least (?P<seconds>[\d.,]+ \w+): its end is not known, and shares are of this time"
+)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    sentences.about(match["seconds"], sentences.report.seconds)
+    if not any(process.fate in _WITHOUT_END for process in sentences.notes.truth.processes):
+        sentences.wrong("all ends are known")
+
+
+@_reads(r"how long the step lasted is not known: its end is missing")
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    if not any(process.fate in _WITHOUT_END for process in sentences.notes.truth.processes):
+        sentences.wrong("all ends are known")
+
+
+@_reads(
+    r"(?P<who>.+?) (?:has no end of its window|have no ends of their windows): .+ could not write (?:its manifest|their manifests)"
+)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    for name in _names(match["who"]):
+        process = sentences.process(name)
+        if process is None or process.fate not in ("killed", "lost"):
+            sentences.wrong(process)
+
+
 @_reads(r"the step took (?P<parts>.+?)(?:, and \d+ more)?, each by its own clock")
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     lengths = [(waited.bounds[1] - waited.bounds[0]) / 1e9 for waited in sentences.waited]

@@ -74,9 +74,11 @@ def _lost(processes: Iterable[Process]) -> list[Finding]:
     if not labels:
         return []
     more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
-    whose, they = ("its window", "it was") if len(labels) == 1 else ("their windows", "they were")
-    still = "is still in it" if len(labels) == 1 else "are still in them"
-    text = f"{', '.join(labels[:MOST_NAMES])}{more} did not finish {whose}: {they} killed, or {still}"
+    names = f"{', '.join(labels[:MOST_NAMES])}{more}"
+    if len(labels) == 1:
+        text = f"{names} has no end of its window: it was killed, is still in it, or could not write its manifest"
+    else:
+        text = f"{names} have no ends of their windows: they were killed, are still in them, or could not write their manifests"
     return [Finding(text, "coverage", process=labels[0] if len(labels) == 1 else None)]
 
 

@@ -35,7 +35,10 @@ class TestAnEndThatIsNotKnown:
         assert (
             texts[0] == "the step lasted at least 100 ms: its end is not known, and shares are of this time"
         )
-        assert "actor rank 1 did not finish its window: it was killed, or is still in it" in texts
+        assert (
+            "actor rank 1 has no end of its window: it was killed, is still in it, or could not write its manifest"
+            in texts
+        )
         assert all(each.saves is None for each in found.findings)
 
     def test_nothing_but_the_begin_is_known(self):
@@ -60,7 +63,7 @@ class TestAnEndThatIsNotKnown:
         capped = window(0, end=50, capped_by="duration")
         found = report(capped, digests=[digest(trace(0, ("thread", "cpu_op", "aten::mm", 0, 50)))])
         assert (found.ended, found.seconds) == (False, 0.05)
-        assert not any("did not finish" in each.text for each in found.findings)
+        assert not any("no end of" in each.text for each in found.findings)
 
 
 class TestAKnownEnd:
@@ -122,4 +125,4 @@ def test_a_job_that_is_killed_in_the_step(tmp_path, monkeypatch, capsys, markdow
     printed = capsys.readouterr().out
     assert "took" not in printed
     assert "at least" in printed
-    assert "did not finish its window: it was killed" in printed
+    assert "has no end of its window: it was killed" in printed
