@@ -88,6 +88,26 @@ def _owner_in(folder: Path, _user: int) -> int | None:
     return own_uid(folder)
 
 
+def foreign_folder(path: Path) -> str | None:
+    """Return why a name cannot be used as a folder of this user; None if it can, or is free.
+
+    A link of this user counts if its target is this user's folder too.
+    """
+    try:
+        for status in (path.lstat(), path.stat()):
+            owner = owner_for(path)
+            if owner is not None and status.st_uid not in (owner, os.geteuid()):
+                kind = "a link" if stat.S_ISLNK(status.st_mode) else "the folder"
+                return f"{kind} belongs to user {status.st_uid}, and this job to user {owner}"
+            if not stat.S_ISDIR(status.st_mode) and not stat.S_ISLNK(status.st_mode):
+                return "it is no folder"
+    except FileNotFoundError:
+        return "it is a link without a target" if path.is_symlink() else None
+    except ours(OSError) as error:
+        return error.strerror or str(error)
+    return None
+
+
 def is_foreign(path: Path) -> bool:
     """Return whether another user, or something that is not a plain file, occupies this name."""
     try:

@@ -1,6 +1,6 @@
-"""Decide whether a run is over, so that a later job with the same name gets a run of its own.
+"""Find a name for the run of a job whose name an earlier job, or another user, may have used.
 
-A Slurm step, a constant `torchrun --rdzv-id` and a shell with one MASTER_PORT name the next job like
+A name may also be taken by another user. A Slurm step, a constant `torchrun --rdzv-id` and a shell with one MASTER_PORT name the next job like
 the previous one. A run is over if all of its processes have ended in order. A process that failed,
 or was killed, may be started again, and then records into its run.
 """
@@ -12,17 +12,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from stepprof.host.own_files import foreign_folder
 from stepprof.host.plain_files import json_files, read_table
 from stepprof.host.process_identity import writer_identity
 from stepprof.interrupts import ours
 from stepprof.run.names import STATUS, rank_name
 
 
-def unfinished_name(output_dir: Path, name: str, rank: int | str | None) -> str:
-    """Return the first of `name`, `name.2`, `name.3`, … whose run is not over for this rank."""
+def usable_name(output_dir: Path, name: str, rank: int | str | None = None) -> str:
+    """Return the first of `name`, `name.2`, `name.3`, … that this job may record into.
+
+    A folder, or a link, of another user is not used: its owner can replace every file in it. Nor is
+    a run that is over for `rank`; None: every run of this user is used.
+    """
     for number in itertools.count(1):
         candidate = name if number == 1 else f"{name}.{number}"
-        if not is_finished(output_dir / candidate, rank):
+        reason = foreign_folder(output_dir / candidate)
+        if reason is not None:
+            from stepprof.log import logger  # readers of a run work without structlog
+
+            logger.warning("run.folder_refused", path=str(output_dir / candidate), reason=reason)
+        elif rank is None or not is_finished(output_dir / candidate, rank):
             return candidate
     raise AssertionError("unreachable")
 

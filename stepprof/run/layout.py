@@ -22,6 +22,7 @@ step) gets a number: `actor-rank-0.2.json` with `actor/rank-0.2…`. Files are c
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -29,7 +30,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import ConfigError
 from stepprof.host.atomic_files import (
@@ -40,13 +41,14 @@ from stepprof.host.atomic_files import (
     write_exclusively,
     write_temporary,
 )
+from stepprof.host.own_files import foreign_folder
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
 from stepprof.interrupts import ours
 from stepprof.run.folders import make_folder
 from stepprof.run.names import RUN_FILE, STATUS, rank_name
 from stepprof.run.output_root import output_root
-from stepprof.run.run_id import agree_on_run
+from stepprof.run.run_id import Agreement, agree_on_run
 
 if TYPE_CHECKING:
     from stepprof.run.job_store import JobStore
@@ -57,6 +59,7 @@ REQUESTS = "requests"
 AFTER = "after"
 ON_COMPLETE = "on-complete.json"
 PRUNED = "pruned.json"
+_TRIES = 20
 WHOLE_STEP = "step"  # replaces the role in the names of a window without one
 _STEP_FOLDER = re.compile(r"step-(\d{6,18})", re.ASCII)
 
@@ -107,11 +110,9 @@ def open_run(
     """
     root = output_root(output_dir)
     try:
-        agreement = agree_on_run(
+        agreement, path = _agreed_folder(
             root, run_id=run_id, rank=rank, world_size=world_size, environ=environ, store=store
         )
-        path = root / agreement.run_id
-        path.mkdir(parents=True, exist_ok=True)
         content = {
             "schema_version": 1,
             "run_id": agreement.run_id,
@@ -133,6 +134,19 @@ def open_run(
             "name a folder that every process of the job can write, with free space"
         ) from error
     return RunDir(path, agreement.run_id)
+
+
+def _agreed_folder(root: Path, **known: Any) -> tuple[Agreement, Path]:
+    """Agree on the run and make its folder. Another user who is faster gets it: then agree again."""
+    for _ in range(_TRIES):
+        agreement = agree_on_run(root, **known)
+        path = root / agreement.run_id
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(parents=True)
+        reason = foreign_folder(path)
+        if reason is None:
+            return agreement, path
+    raise PermissionError(errno.EACCES, reason, str(path))
 
 
 class RunDir:

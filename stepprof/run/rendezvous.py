@@ -19,7 +19,7 @@ process waits for another.
 
 Other users may be able to write to `output_dir`. So a file counts only if it belongs to the job's
 own user, and its content is checked: a run id is a plain name, never a path. Names taken by other
-users are skipped.
+users are skipped: the second user of an `output_dir` has `.claims.2`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from pathlib import Path
 from stepprof.errors import ConfigError
 from stepprof.host import real_time
 from stepprof.host.atomic_files import write_exclusively
-from stepprof.host.own_files import is_foreign, owner_for, read_own
+from stepprof.host.own_files import foreign_folder, is_foreign, owner_for, read_own
 from stepprof.host.plain_json import parse_json
 from stepprof.host.process_identity import boot_id, pid_namespace, process_start, writer_identity
 from stepprof.interrupts import ignored, ours
@@ -97,10 +97,11 @@ def claim_for_launcher(
     joined; None: every run is joined.
 
     Raises:
-        ConfigError: the folder of claims is a link, has far more files than jobs make, or other processes take every name in it.
+        ConfigError: the folder of claims has far more files than jobs make, or other processes take every name in it.
         OSError: `output_dir` cannot be made or written.
     """
-    folder = _folder(output_dir / CLAIMS / _digest(key))
+    output_dir.mkdir(parents=True, exist_ok=True)
+    folder = _own_folder(_own_folder(output_dir / CLAIMS) / _digest(key))
     first = launcher.token
     for number in itertools.count(2):
         agreed = folder / f"launcher-{_digest(launcher.token)}.json"
@@ -190,14 +191,20 @@ def _join_or_found(
     raise ConfigError(f"{folder}: other processes take every name; remove this folder while no job starts")
 
 
-def _folder(path: Path) -> Path:
-    """Make the folder of claims, and return it. Raise ConfigError if it is a link, and OSError."""
-    path.parent.parent.mkdir(parents=True, exist_ok=True)
-    for each in (path.parent, path):
-        if each.is_symlink():
-            raise ConfigError(f"{each}: is a link, and stepprof follows none here; remove it")
-        each.mkdir(exist_ok=True)
-    return path
+def _own_folder(wanted: Path) -> Path:
+    """Make a folder of this user and return it, with a number if another user has taken the name.
+
+    Raises:
+        ConfigError: other users have taken every name.
+        OSError: it cannot be made.
+    """
+    for number in range(1, MOST_ROUNDS):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}.{number}")
+        with ignored(FileExistsError):
+            path.mkdir()
+        if foreign_folder(path) is None and not path.is_symlink():
+            return path
+    raise ConfigError(f"{wanted}: other users have taken every name")
 
 
 def _claims(folder: Path) -> dict[int, dict[str, object]]:

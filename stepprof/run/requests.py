@@ -9,6 +9,7 @@ checks it again. A damaged file, or one of another user, is logged and ignored.
 
 from __future__ import annotations
 
+import errno
 import getpass
 import json
 import os
@@ -26,7 +27,7 @@ from stepprof.config.validators import keys_of, made_of, nearest, role_name, und
 from stepprof.errors import ConfigError
 from stepprof.host import real_time
 from stepprof.host.atomic_files import write_exclusively
-from stepprof.host.own_files import read_own
+from stepprof.host.own_files import foreign_folder, read_own
 from stepprof.host.plain_json import parse_json
 from stepprof.instrument.scope import LARGEST_STEP
 from stepprof.interrupts import ours
@@ -154,9 +155,15 @@ class Request:
 
 
 def place_request(run: Path, request: Request) -> Path:
-    """Write a request into the run directory, readable by its user alone. Raise OSError."""
+    """Write a request into the run directory, readable by its user alone. Raise OSError.
+
+    A link, or the folder of another user, is refused.
+    """
     folder = run / REQUESTS
     folder.mkdir(mode=0o700, exist_ok=True)
+    reason = "it is a link" if folder.is_symlink() else foreign_folder(folder)
+    if reason is not None:
+        raise PermissionError(errno.EACCES, reason, str(folder))
     path = folder / f"{request.name}.json"
     if not write_exclusively(path, json.dumps(request.to_dict(), indent=1).encode(), mode=0o600):
         raise FileExistsError(f"{path} exists")

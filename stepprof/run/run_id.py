@@ -22,7 +22,7 @@ from stepprof.errors import ConfigError
 from stepprof.host.process_identity import writer_identity
 from stepprof.host.rank import slurm_step, started_task
 from stepprof.interrupts import ignored, ours
-from stepprof.run.finished import unfinished_name
+from stepprof.run.finished import usable_name
 from stepprof.run.names import LONGEST_NAME, is_plain_name, safe_name
 from stepprof.run.rendezvous import (
     Launcher,
@@ -74,7 +74,7 @@ def agree_on_run(
             raise ConfigError(
                 f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {LONGEST_NAME}, not beginning with "."; did you mean "{safe_name(run_id) or "run"}"?'
             )
-        return Agreement(run_id, "run_id")
+        return Agreement(usable_name(output_dir, run_id), "run_id")
     for source, name in (
         ("STEPPROF_RUN_ID", environ.get("STEPPROF_RUN_ID")),
         ("ray", _ray_job(environ)),
@@ -82,10 +82,9 @@ def agree_on_run(
         ("torchelastic", _elastic_run(environ)),
     ):
         safe = safe_name(name or "")
-        if safe and source in ("slurm", "torchelastic") and not _is_restarted(environ):
-            safe = unfinished_name(output_dir, safe, rank)
         if safe:
-            return Agreement(safe, source)
+            may_be_over = source in ("slurm", "torchelastic") and not _is_restarted(environ)
+            return Agreement(usable_name(output_dir, safe, rank if may_be_over else None), source)
     claimed = _claimed(output_dir, world_size, environ, rank)
     if claimed.source in ("process", "launcher") and store is not None and store.is_up():
         settled = store.agree(claimed.run_id)
@@ -134,7 +133,14 @@ def _claimed(
     elif _is_loopback(environ):
         key = f"{key} {launcher.host}"
     ended = None if _is_restarted(environ) else rank
-    return Agreement(claim_for_launcher(output_dir, key, launcher, world_size, rank=ended), "launcher")
+    try:
+        run_id = claim_for_launcher(output_dir, key, launcher, world_size, rank=ended)
+    except ConfigError as error:  # files of other users, which must not end the job
+        from stepprof.log import logger  # readers of a run work without structlog
+
+        logger.warning("run.claims_unusable", reason=str(error))
+        return Agreement(claim_for_process(output_dir), "process")
+    return Agreement(run_id, "launcher")
 
 
 def _slurm_step(environ: Mapping[str, str]) -> str | None:

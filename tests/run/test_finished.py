@@ -1,4 +1,4 @@
-"""When a run is over, so that the next job of the same name gets a run of its own."""
+"""Names of runs that an earlier job, or another user, has used."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
+from other_user import as_other_user, needs_root
 
-from stepprof.run.finished import is_finished, unfinished_name
-from stepprof.run.runs import list_runs
+from stepprof.run.finished import is_finished, usable_name
+from stepprof.run.runs import list_runs, read_run
 
 JOB = """
 import os, sys, time
@@ -97,7 +98,7 @@ class TestIsFinished:
         (tmp_path / "r" / "status").mkdir(parents=True)
         (tmp_path / "r" / "status" / "rank-0.json").write_text(content)
         assert not is_finished(tmp_path / "r", 0)
-        assert unfinished_name(tmp_path, "r", 0) == "r"
+        assert usable_name(tmp_path, "r", 0) == "r"
 
     def test_ranks_that_have_not_begun(self, tmp_path):
         """A rank joins a run whose other ranks were faster, if not all of its world have ended."""
@@ -105,4 +106,55 @@ class TestIsFinished:
         (tmp_path / "r" / "status" / "rank-0.json").write_text('{"ended": true, "rank": 0, "world_size": 2}')
         assert not is_finished(tmp_path / "r", 1)
         assert is_finished(tmp_path / "r", 0)
-        assert unfinished_name(tmp_path, "r", 0) == "r.2"
+        assert usable_name(tmp_path, "r", 0) == "r.2"
+
+
+TAKEN = """
+import sys
+import stepprof
+session = stepprof.init({
+    "steps": "1", "backend": "null", "output_dir": sys.argv[1], "on_complete": ["touch", sys.argv[2]]
+})
+with stepprof.profile_step(1):
+    pass
+stepprof.shutdown()
+print(session.run_id)
+"""
+
+
+@needs_root
+class TestAnotherUser:
+    @pytest.mark.parametrize(
+        "attack",
+        [
+            'mkdir "$1/mine"',
+            'mkdir -m 777 "$1/mine"',
+            'ln -s "$2" "$1/mine"',
+            'ln -s /none "$1/mine"',
+            ': > "$1/mine"',
+            'mkfifo "$1/mine"',
+            'mkdir "$1/mine"; ln -s "$2" "$1/mine.2"',
+        ],
+    )
+    def test_a_name_that_is_taken(self, shared, tmp_path, run_script, attack):
+        """A run is never recorded into a folder, or behind a link, of another user: it gets the next name,
+        one log line says why, and the command runs for it.
+        """
+        target = tmp_path / "target"
+        target.mkdir()
+        as_other_user(attack, shared, target)
+        ran = run_script(TAKEN, str(shared), str(tmp_path / "done"), env={"STEPPROF_RUN_ID": "mine"}).check()
+        name = ran.stdout.strip()
+        assert name == ("mine.3" if "mine.2" in attack else "mine.2")
+        assert read_run(shared / name)["run_id"] == name
+        assert ran.stderr.count("another run folder is used instead of") == int(name[-1]) - 1
+        assert list(target.iterdir()) == []
+        assert (tmp_path / "done").exists()
+
+    def test_a_link_of_this_user(self, shared, tmp_path, run_script):
+        """A link of the job's own user to a folder of that user is followed."""
+        (tmp_path / "target").mkdir()
+        (shared / "mine").symlink_to(tmp_path / "target")
+        ran = run_script(TAKEN, str(shared), str(tmp_path / "done"), env={"STEPPROF_RUN_ID": "mine"}).check()
+        assert ran.stdout == "mine\n"
+        assert read_run(tmp_path / "target")["run_id"] == "mine"

@@ -93,21 +93,41 @@ class TestAnotherUsersClaim:
         assert time.monotonic() - began < 20
         assert claim(shared, Launcher("h2", "L2", 1001.0)) == found
 
-    def test_more_than_a_job_makes(self, shared, monkeypatch):
-        """If a folder contains more files than a job makes, the error names the limit
-        and says to remove the folder.
+    def test_more_than_a_job_makes(self, shared, monkeypatch, caplog):
+        """If a folder contains more files than a job makes, the error names the limit and says to
+        remove the folder. A job gets a run of its own then, and a line in its log.
         """
         monkeypatch.setattr(rendezvous, "MOST_FILES", 10)
-        plant(folder_of(shared) / "000001.json", "{}")
-        as_other_user('cd "$1"; for n in $(seq 20); do : > "$n.json"; done', folder_of(shared))
+        claim(shared)
+        folder = folder_of(shared)
+        folder.chmod(0o777)
+        as_other_user('cd "$1"; for n in $(seq 20); do : > "$n.json"; done', folder)
         with pytest.raises(ConfigError, match="more than 10 files; remove this folder"):
-            claim(shared)
+            claim(shared, Launcher("h2", "L2", 1001.0))
+        environ = {"MASTER_ADDR": "h", "MASTER_PORT": "1"}
+        monkeypatch.setattr(rendezvous, "_digest", lambda text: folder.name)
+        found = agree_on_run(shared, run_id=None, world_size=4, environ=environ)
+        assert found.source == "process"
+        assert "more than 10 files" in caplog.text
 
-    def test_a_link_in_its_place(self, shared, tmp_path):
-        """If another user made `.claims` a link, an error is raised, and no file is written at its target."""
-        as_other_user('ln -s "$2" "$1/.claims"', shared, tmp_path)
-        with pytest.raises(ConfigError, match="is a link"):
-            claim(shared)
+    @pytest.mark.parametrize(
+        "attack",
+        [
+            'ln -s "$2" "$1/.claims"',
+            'ln -s /none "$1/.claims"',
+            'mkdir "$1/.claims"',
+            'mkfifo "$1/.claims"',
+            ': > "$1/.claims"; mkdir "$1/.claims.2"; ln -s "$2" "$1/.claims.3"',
+        ],
+    )
+    def test_the_folder_of_another_user(self, shared, tmp_path, attack):
+        """If `.claims` is another user's, or a link, the ranks of a job meet in the next name, and no file is
+        written at the target of a link.
+        """
+        as_other_user(attack, shared, tmp_path)
+        found = [claim(shared) for _ in range(2)]
+        assert found == [found[0]] * 2
+        assert claim(shared, Launcher("h2", "L2", 1001.0)) == found[0]
         assert list(tmp_path.iterdir()) == []
 
     def test_init_in_a_folder_of_everybody(self, shared):

@@ -26,6 +26,14 @@ class TestRequest:
         path = place_request(tmp_path, request)
         assert read_request(path, os.getuid()) == request
 
+    def test_a_folder_that_is_a_link(self, tmp_path: Path) -> None:
+        """No request is written behind a link."""
+        (tmp_path / "elsewhere").mkdir()
+        (tmp_path / "requests").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(PermissionError, match="it is a link"):
+            place_request(tmp_path, Request.make(7))
+        assert list((tmp_path / "elsewhere").iterdir()) == []
+
     def test_a_request_is_readable_by_its_user_only(self, tmp_path: Path) -> None:
         """Only the user can read the folder and the files of a request."""
         path = place_request(tmp_path, Request.make(7))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from stepprof.config.selection import Steps
 from stepprof.errors import ConfigError
 from stepprof.host import real_time
-from stepprof.host.own_files import own_uid, read_own
+from stepprof.host.own_files import foreign_folder, own_uid, read_own
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.run.layout import REQUESTS
@@ -162,6 +162,10 @@ class Control:
             self._probe(self._unprepared.pop(0))
 
     def _read(self) -> None:
+        reason = "it is a link" if self._folder.is_symlink() else foreign_folder(self._folder)
+        if reason is not None:
+            self._fail(f"{self._folder}: {reason}; the requests in it are ignored")
+            return
         try:
             with os.scandir(self._folder) as entries:
                 names = {entry.name for entry, _ in zip(entries, range(4 * KNOWN), strict=False)}

@@ -319,7 +319,22 @@ class TestRefusing:
         """If a file has the name of the folder, there is no request, and the reason is kept."""
         (tmp_path / "requests").write_text("")
         assert session.look() == session.look() == {}
-        assert "Not a directory" in str(session.control._failed)
+        assert "it is no folder" in str(session.control._failed)
+
+    @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of another user")
+    @pytest.mark.parametrize("attack", ["link", "owner"])
+    def test_the_folder_of_another_user(self, session: Session, tmp_path: Path, attack: str) -> None:
+        """No request is read from a folder that is a link or another user's, and one line says why."""
+        place_request(tmp_path, Request.make(7))
+        folder = tmp_path / "requests"
+        if attack == "link":
+            folder.rename(tmp_path / "elsewhere")
+            folder.symlink_to(tmp_path / "elsewhere")
+        else:
+            os.chown(folder, 12345, -1)
+        with capture_logs() as logs:
+            assert session.look() == session.look() == {}
+        assert [line["event"] for line in logs] == ["request.unreadable"]
 
     def test_an_unreadable_requests_folder(self, tmp_path: Path) -> None:
         """If the run directory is a file, there is no request, and the reason is kept."""
