@@ -52,7 +52,7 @@ class Export(ABC):
     def __call__(self) -> tuple[Artifact, ...]:
         """Write, verify and return the artifacts. Raises ExportError.
 
-        If a forked child hangs in it, the child is killed. Then `discard` is called, and the export is called
+        If a forked child hangs in it, the child is killed; another process may also kill it. Then `discard` is called, and the export is called
         again in this process.
         """
 

@@ -19,6 +19,7 @@ from stepprof.interrupts import ours
 _STATM = Path("/proc/self/statm")
 
 _MEMINFO = Path("/proc/meminfo")
+_VMSTAT = Path("/proc/vmstat")
 _GROUPS = (
     (
         Path("/sys/fs/cgroup/memory.max"),
@@ -81,6 +82,12 @@ def _read(path: Path) -> str:
         return path.read_text()
     except ours(OSError):
         return ""
+
+
+def out_of_memory_kills() -> int | None:
+    """Return how many processes the kernel of this host has killed for lack of memory, also of control groups; None: unknown."""
+    found = re.search(r"^oom_kill (\d+)$", _read(_VMSTAT), re.MULTILINE)
+    return int(found[1]) if found else None
 
 
 def resident_bytes() -> int | None:

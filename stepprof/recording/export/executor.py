@@ -5,7 +5,8 @@ the captured events in its memory, and writes them while the parent trains. A jo
 runs in a forked child (two at a time, the others queue), in a thread, or in place. A child reports
 its result as one line of JSON through a pipe. The fork blocks the caller for 10 to 55 ms (page
 tables). A child that hangs on a lock is killed, and its job runs again in a thread
-(`stepprof.recording.export.deadlock`).
+(`stepprof.recording.export.deadlock`). So does the job of a child that another process has killed:
+a worker of Ray that ends in order kills its child processes first.
 
 A job's memory is released when its child has ended. The results of 100,000 ops are freed in 0.14 to
 0.24 s then, but in 1.2 to 1.5 s right after the fork, because each shared page must be copied first
@@ -25,6 +26,7 @@ from dataclasses import dataclass
 
 from stepprof.backends.base import Export, ExportCall
 from stepprof.host import real_time
+from stepprof.host.memory import out_of_memory_kills
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.recording.export import fork
@@ -67,6 +69,10 @@ class _Child:
     waits: frozenset[str] | None = None
     waits_since: float = 0.0
     hung: bool = False
+    late: bool = False
+    """It was killed after `EXPORT_TIMEOUT_SECONDS`."""
+    out_of_memory_before: int | None = None
+    """How many processes the kernel had killed for lack of memory when it began."""
 
     def read(self) -> None:
         """Read what the pipe has, and look for the end."""
@@ -94,6 +100,13 @@ class _Child:
         # for good: one that was killed takes a moment to die, and waits for nothing then
         self.hung = self.hung or (waits is not None and now - self.waits_since >= HANG_SECONDS)
         return self.hung
+
+    def was_killed_by_others(self, status: object) -> bool:
+        """Return whether another process has killed it: neither this one, nor the kernel for lack of memory."""
+        if self.late or not fork.is_killed(status):
+            return False
+        before = self.out_of_memory_before
+        return before is not None and before == out_of_memory_kills()
 
 
 class Exporter:
@@ -127,7 +140,8 @@ class Exporter:
         self, label: str, thunk: ExportCall, mode: str, on_done: OnDone, in_child: OnDone | None = None
     ) -> None:
         """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``). If that is impossible, run it in
-        place, with a note in the result. A job whose child hangs runs again in a thread, also with a note.
+        place, with a note in the result. A job whose child hangs, or is killed by another process, runs
+        again in a thread, also with a note.
 
         `in_child` is called in a forked child with its result, before the parent gets it: the parent may have died.
         """
@@ -232,8 +246,10 @@ class Exporter:
         try:
             with fork.signals_held() as mask:
                 try:
+                    kills = out_of_memory_kills()
                     pid, pipe = fork.fork_for(lambda send: report(job, send), mask)
-                    child = _Child(job, pid, pipe, real_time.perf_counter())
+                    began = real_time.perf_counter()
+                    child = _Child(job, pid, pipe, began, out_of_memory_before=kills)
                 except ours(OSError, RuntimeError) as error:
                     failure = error
                 finally:
@@ -306,6 +322,7 @@ class Exporter:
         if status is fork.RUNNING:
             # 0 would be every process of our group
             if child.pid and (late or child.look()):
+                child.late = late
                 with contextlib.suppress(ProcessLookupError):
                     fork.kill(child.pid, signal.SIGKILL)
             return
@@ -317,16 +334,20 @@ class Exporter:
         if (verdict := child.verdict()) is not None:
             self._finish(child.job, verdict.artifacts, verdict.error, verdict.seconds, verdict.outcome)
         elif child.hung:
-            self._run_again(child.job)
+            self._run_again(
+                child.job, "the export process hung on a lock that was locked when it was forked"
+            )
+        elif child.was_killed_by_others(status):
+            self._run_again(child.job, "another process has killed the export process")
         else:
             error = f"the export process {fork.how_it_ended(status)} before its file was complete"
             self._finish(child.job, (), error, real_time.perf_counter() - child.began)
 
-    def _run_again(self, job: ExportJob) -> None:
-        """Run the job of a child that hung and was killed, here in the parent."""
+    def _run_again(self, job: ExportJob, reason: str) -> None:
+        """Run the job of a child that was killed, here in the parent."""
         if isinstance(job.thunk, Export):
             job.thunk.discard()
-        self._run_in_watcher(job, "the export process hung on a lock that was locked when it was forked")
+        self._run_in_watcher(job, reason)
 
     def _finish(
         self,

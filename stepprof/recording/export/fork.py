@@ -181,6 +181,11 @@ def drained(pipe: int) -> bytes:
     return data
 
 
+def is_killed(status: object) -> bool:
+    """Return whether a process was ended by SIGKILL."""
+    return isinstance(status, int) and os.WIFSIGNALED(status) and os.WTERMSIG(status) == signals.SIGKILL
+
+
 def how_it_ended(status: object) -> str:
     """Describe an exit status, to continue "the process ..."."""
     if not isinstance(status, int):

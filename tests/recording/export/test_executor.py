@@ -185,7 +185,6 @@ class TestBadEnds:
     @pytest.mark.parametrize(
         ("end", "message"),
         [
-            (lambda: os.kill(os.getpid(), signal.SIGKILL), "killed by SIGKILL (is the host out of memory?)"),
             (lambda: os.kill(os.getpid(), signal.SIGSEGV), "killed by SIGSEGV"),
             (lambda: os.kill(os.getpid(), signal.SIGRTMIN + 1), f"killed by signal {signal.SIGRTMIN + 1}"),
             (lambda: os._exit(3), "exited with status 3"),
@@ -202,6 +201,22 @@ class TestBadEnds:
             return ()
 
         assert message in str(outcome(job).error)
+
+    @pytest.mark.parametrize("kills", [None, 1])
+    def test_the_kernel_kills_it_for_lack_of_memory(self, monkeypatch: pytest.MonkeyPatch, kills: int | None) -> None:
+        """If the kernel has killed a process for lack of memory meanwhile, or if that is unknown, the job
+        fails: it needs memory.
+        """
+        counted = iter([0, kills])
+        monkeypatch.setattr(executor, "out_of_memory_kills", lambda: next(counted))
+        parent = os.getpid()
+
+        def job() -> tuple[Artifact, ...]:
+            assert os.getpid() != parent
+            os.kill(os.getpid(), signal.SIGKILL)
+            return ()
+
+        assert "killed by SIGKILL (is the host out of memory?)" in str(outcome(job).error)
 
     def test_a_child_that_hangs_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A child that exceeds the time limit is killed, and its job fails."""
@@ -359,6 +374,28 @@ def fork_and_warn(pids: list[int]) -> Callable[[], int]:
         return 0
 
     return forked
+
+
+class TestKilledChild:
+    def test_its_job_runs_again_in_the_parent(self, tmp_path: Path) -> None:
+        """If another process kills a child, as Ray does at the end of a worker, the parent removes its
+        leftovers and exports in a thread.
+        """
+        parent = os.getpid()
+
+        class Job(Export):
+            def __call__(self) -> tuple[Artifact, ...]:
+                (tmp_path / "file").touch(exist_ok=False)
+                if os.getpid() != parent:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return (artifact(str(os.getpid())),)
+
+            def discard(self) -> None:
+                (tmp_path / "file").unlink()
+
+        result = outcome(Job())
+        assert (result.artifacts, result.error, result.outcome) == ((artifact(str(parent)),), None, "complete")
+        assert result.note == "exported in a thread: another process has killed the export process"
 
 
 linux = pytest.mark.skipif(deadlock._FUTEX is None, reason="no system call numbers of this processor")
