@@ -25,14 +25,16 @@ _PMI = (
 )
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 """The steps from here on are no `srun`: the batch script, the interactive shell of `salloc`."""
+DRIVER = "driver"
+"""The name of a process that drives others, and computes nothing itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
     """A process of the job.
 
-    ``final`` is False if no source gave its rank yet; ``records`` is False if it has nothing to
-    record.
+    ``final`` is False if no source gave its rank yet; ``records`` is False of a process of Ray that
+    drives others: it has nothing to record.
     """
 
     rank: int | str
@@ -66,7 +68,8 @@ def find_identity(
         return _checked(Identity(_number("RANK", environ), world, "$RANK"))
     ray = _ray()
     if ray is not None:
-        return Identity(name or ray, world_size, "ray", final=False, records=False)
+        called = name or ray
+        return Identity(called, world_size, "ray", final=False, records=DRIVER not in (called, ray))
     task = started_task(environ)
     if task is not None:
         return task
@@ -179,8 +182,14 @@ def _distributed() -> tuple[int, int] | None:
 
 
 def _ray() -> str | None:
+    """Return the name of a process of Ray: its driver, an actor, or a worker that runs a task."""
     ray: Any = sys.modules.get("ray")
     if ray is None or not getattr(ray, "is_initialized", bool)():
         return None
-    actor = ray.get_runtime_context().get_actor_id()
-    return "driver" if actor is None else f"actor-{actor[:SHORT_ID]}"
+    context = ray.get_runtime_context()
+    actor = context.get_actor_id()
+    if actor is not None:
+        return f"actor-{actor[:SHORT_ID]}"
+    return (
+        f"worker-{context.get_worker_id()[:SHORT_ID]}" if context.worker.mode == ray.WORKER_MODE else DRIVER
+    )

@@ -46,6 +46,16 @@ class EarlyStart(Protocol):
         """Stop the engines that were started, unless a window has taken them over."""
 
 
+class StartedWindows(Protocol):
+    """The windows that `start` opened and no `stop` has closed."""
+
+    def begin(self, window: Any, role: str | None) -> list[tuple[Any, Any]]:
+        """Add a window; return those that it replaces, each with the error to stop it with."""
+
+    def forget(self, window: Any) -> None:
+        """Note that a window was stopped."""
+
+
 class Refusals(Protocol):
     """Misuse of windows: logged, and raised only if the session is strict."""
 
@@ -58,11 +68,9 @@ class Refusals(Protocol):
     def step_number(self, step: object, last: int | None, what: str = ...) -> int | None:
         """Return a step as a plain integer, or None if it is none; `what` formats it for the log."""
 
-    def left_open(self, window: Any, role: str | None, task: int | None) -> tuple[Any, BaseException] | None:
-        """Return the window of this role that was not stopped, with the error to stop it with."""
-
-    def forget_left_open(self, window: Any) -> None:
-        """Note that a window was stopped."""
+    @property
+    def started(self) -> StartedWindows:
+        """Return the windows that `start` opened."""
 
 
 OpenT = TypeVar("OpenT", bound=OpenWindow)

@@ -47,7 +47,7 @@ class StepWindow(Scope):
     _step: Any
     _version: int | str | None
     _key: object
-    """The key under which the session remembers it if `start` opened it."""
+    """What the session keeps of it if `start` opened it."""
     _after: OpenWindow | Literal[False] | None
     """What the exit has to do: the ticket of a selected window; NOT_SELECTED; None: the next step is not selected either."""
 
@@ -202,13 +202,19 @@ class StepWindow(Scope):
         if engines is not None:
             await engines.stopped()
 
+    def _replaced(self, session: Session[Any, Any]) -> list[tuple[StepWindow, Any]]:
+        """Return the windows that were left open and end with the start of this one, each with the reason."""
+        role = self.role
+        if self._start or not (role is None or isinstance(role, str)):
+            return []
+        return session.refusals.started.begin(self, role)
+
     def start(self) -> StepWindow:
         """Enter the window without a block; `stop` exits it."""
         session = _session()
         if session is not None:
-            left = session.refusals.left_open(self, self.role, session.recorder.task_id())
-            if left is not None:
-                left[0].stop(left[1])
+            for window, reason in self._replaced(session):
+                window.stop(reason)
         return self.__enter__()
 
     def stop(self, error: BaseException | None = None) -> None:
@@ -219,7 +225,7 @@ class StepWindow(Scope):
             if not self._start:
                 session.refusals.refuse("stop", "this window is not open")
                 return
-            session.refusals.forget_left_open(self)
+            session.refusals.started.forget(self)
         self.__exit__(None if error is None else type(error), error, None)
 
     async def astart(self) -> StepWindow:
@@ -228,9 +234,8 @@ class StepWindow(Scope):
         """
         session = _session()
         if session is not None:
-            left = session.refusals.left_open(self, self.role, session.recorder.task_id())
-            if left is not None:
-                await left[0].astop(left[1])
+            for window, reason in self._replaced(session):
+                await window.astop(reason)
         return await self.__aenter__()
 
     async def astop(self, error: BaseException | None = None) -> None:

@@ -54,7 +54,7 @@ def init(
         world_size: the number of ranks, if ``rank`` is given.
         run_id: the name of the run. None: from the launcher, so that all ranks agree.
         name: the name of this process in tables, files and headlines if it has no rank: ``driver``, ``reward``. Different
-            processes need different names. None: ``driver``, or ``actor-`` and the beginning of its id in a Ray actor.
+            processes need different names. None: ``driver``, or in a Ray actor or task ``actor-`` or ``worker-`` and the beginning of its id.
 
     Returns:
         The session. A second call with the same configuration returns the same session.

@@ -1,4 +1,4 @@
-"""Refuse invalid calls: wrong steps and roles, windows used twice, windows left open.
+"""Refuse invalid calls: wrong steps and roles, windows used twice.
 
 Each mistake is logged once, and only a few in all: a loop of a million steps would repeat it a
 million times. Nothing here raises into the training loop unless the session is strict.
@@ -7,15 +7,13 @@ million times. Nothing here raises into the training loop unless the session is 
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Callable
-from typing import Any
 
 from stepprof.errors import StateError
 from stepprof.instrument.scope import LARGEST_STEP
 from stepprof.interrupts import ours
 from stepprof.log import logger
-from stepprof.recording.window_handle import LeftOpen
+from stepprof.recording.left_open import StartedWindows
 from stepprof.run.manifest_writer import describe_error
 
 MOST_LOGGED = 64
@@ -34,7 +32,7 @@ class Refusals:
         self._rank = rank
         self._strict = strict
         self._logged: set[str] = set()
-        self._left_open: dict[tuple[int, str | None], Any] = {}
+        self.started = StartedWindows()
 
     def refuse(self, what: str, reason: str) -> None:
         """Log an invalid call; raise if ``strict``."""
@@ -83,23 +81,3 @@ class Refusals:
             self.refuse_once(f"step: {mistake}; expected one from 0 to {LARGEST_STEP}", what)
             return None
         return number
-
-    # -- windows left open by start()
-
-    def left_open(self, window: Any, role: object, task: int | None) -> tuple[Any, LeftOpen] | None:
-        """Return the window that the caller's last start() left open, and its error; None: it was stopped."""
-        if not (role is None or isinstance(role, str)):
-            return None
-        key = (task or threading.get_ident(), role)
-        left = self._left_open.get(key)
-        self._left_open[key] = window
-        window._key = key
-        if left is None or left is window or not left._start:
-            return None
-        return left, LeftOpen("the window was left open, and closed by the next start of its role")
-
-    def forget_left_open(self, window: Any) -> None:
-        """Note that a window of start() was stopped."""
-        key: Any = getattr(window, "_key", None)
-        if self._left_open.get(key) is window:
-            self._left_open.pop(key, None)

@@ -97,6 +97,11 @@ class Selector:
         self.quiet.clear()
         return True
 
+    def drives_others(self) -> None:
+        """Note that engines or ranks are attached: an actor of Ray without a rank is a driver then, and records nothing itself."""
+        if self.identity.source == "ray":
+            self.identity = dataclasses.replace(self.identity, records=False)
+
     # -- policies
 
     def policies(self) -> Iterator[Policy]:

@@ -50,6 +50,7 @@ from stepprof.run.run_id import job_key
 if TYPE_CHECKING:
     from stepprof.recording.post_step.leader import After
     from stepprof.run.job_store import JobStore
+    from stepprof.run.model import Window
 
 T = TypeVar("T")
 
@@ -95,6 +96,7 @@ class Session:
         self.quiet = self.selector.quiet
         self.calm = True
         self._stops = PendingStops()
+        self._driver_reported = False
         self.refusals = Refusals(lambda: self.rank, strict=config.strict)
         # reentrant: a signal handler may interrupt
         self._publishing = threading.RLock()
@@ -182,6 +184,7 @@ class Session:
             ConfigError: the configuration asks for ranks that the engine does not have.
         """
         self.fleet = join(self._engine_host, self.fleet)
+        self.selector.drives_others()
         self.quiet.clear()
         self.publish()
 
@@ -197,12 +200,14 @@ class Session:
         ticket: Ticket | None = None
         try:
             try:
+                self._close_left_open()
                 policy = self._announced(step, role)
                 if policy is None:
                     return None
                 ticket = self._ticket(step, role, version, policy, early)
                 self._stops.opened(ticket)
                 if self.selector.selects_rank(policy):
+                    self._say_if_nothing_records(ticket.window)
                     most = policy.engine_stop_timeout_seconds - ticket.timing.waited_seconds
                     with bound(ticket.window.fields):
                         self.local.enter(ticket, wait_seconds=max(most, 0.0))
@@ -220,6 +225,13 @@ class Session:
             raise
         return ticket
 
+    def _close_left_open(self) -> None:
+        """Close the windows whose task or notebook cell has failed: they would hold the captures of later steps."""
+        for window, reason in self.refusals.started.of_failed_owners():
+            if window._after and self.recorder.running_loop() is not None:
+                window._after.awaits_engines = True  # the event loop must not be blocked
+            window.stop(reason)
+
     def _announced(self, step: int, role: str | None) -> Policy | None:
         """Return the policy of a selected window, once other sessions know its step; None: it is not selected."""
         policy = self._select(step, role)
@@ -231,6 +243,20 @@ class Session:
         if policy is None and not self.calm:
             self.local.pass_by(step)
         return policy
+
+    def _say_if_nothing_records(self, window: Window) -> None:
+        """Log once that a driver of Ray records nothing itself, if nothing is attached that records instead of it."""
+        selector = self.selector
+        if selector.identity.records or self.fleet is not None or self._driver_reported:
+            return
+        if self.config.policy(window.role).backend == ("null",):
+            return
+        self._driver_reported = True
+        self.local.capturer.note(
+            "a driver of Ray records nothing itself, and nothing is attached to it; "
+            "pass rank=0 to stepprof.init if it computes, or attach those that do",
+            window,
+        )
 
     def _ticket(
         self,

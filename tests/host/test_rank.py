@@ -163,12 +163,34 @@ class TestTorchDistributed:
 
 
 class TestRay:
-    @pytest.mark.parametrize(("actor", "name"), [(None, "driver"), ("a1b2", "actor-a1b2")])
-    def test_a_process_without_a_rank(self, monkeypatch, actor, name) -> None:
-        """A driver or actor of Ray without a rank is called by its name and records nothing."""
-        context = SimpleNamespace(get_actor_id=lambda: actor)
-        module(monkeypatch, "ray", is_initialized=lambda: True, get_runtime_context=lambda: context)
-        assert find_identity(None, None, {}) == Identity(name, None, "ray", final=False, records=False)
+    @pytest.mark.parametrize(
+        ("actor", "mode", "name", "found"),
+        [
+            (None, "script", None, Identity("driver", None, "ray", final=False, records=False)),
+            (None, "script", "mine", Identity("mine", None, "ray", final=False, records=False)),
+            ("a1b2", "worker", None, Identity("actor-a1b2", None, "ray", final=False)),
+            ("a1b2", "worker", "reward", Identity("reward", None, "ray", final=False)),
+            ("a1b2", "worker", "driver", Identity("driver", None, "ray", final=False, records=False)),
+            (None, "worker", None, Identity("worker-c3d4", None, "ray", final=False)),
+        ],
+    )
+    def test_a_process_without_a_rank(self, monkeypatch, actor, mode, name, found) -> None:
+        """A process of Ray without a rank is called by its name. A driver records nothing, an actor
+        or a task that starts a session does.
+        """
+        context = SimpleNamespace(
+            get_actor_id=lambda: actor,
+            get_worker_id=lambda: "c3d4",
+            worker=SimpleNamespace(mode=mode),
+        )
+        module(
+            monkeypatch,
+            "ray",
+            is_initialized=lambda: True,
+            get_runtime_context=lambda: context,
+            WORKER_MODE="worker",
+        )
+        assert find_identity(None, None, {}, name) == found
 
     def test_ray_is_not_started_to_find_the_rank(self, monkeypatch) -> None:
         """If Ray is not initialised, it is not asked, because asking would start it."""

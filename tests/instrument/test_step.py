@@ -288,7 +288,7 @@ class TestRefusals:
             thread.start()
         for thread in threads:
             thread.join()
-        assert session.refusals._left_open == {}
+        assert session.refusals.started._opened == session.refusals.started._ended == {}
         assert len(spans_of(session, "rollout")) == 4000
 
 

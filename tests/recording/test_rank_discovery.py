@@ -277,9 +277,7 @@ for _ in range(3):
         ]
 
     def test_ray(self, warm):
-        """With a stand-in for Ray, the driver and the actors share a run. Processes
-        without a rank record nothing.
-        """
+        """With a stand-in for Ray, the driver and the actors share a run. The driver records nothing."""
         (warm.folder / "ray.py").write_text(
             textwrap.dedent("""
             import os
@@ -290,6 +288,9 @@ for _ in range(3):
                 def get_session_name(self): return "session_2026-01-02_03-04-05_000006_7"
                 def get_job_id(self): return "01000000"
                 def get_actor_id(self): return os.environ.get("ACTOR")
+                def get_worker_id(self): return "def"
+                class worker: mode = 0
+            WORKER_MODE = 1
             def get_runtime_context():
                 return Context()
             """)
@@ -307,4 +308,4 @@ for _ in range(3):
         reported = {
             window["rank"]: (window["backend"], len(window["artifacts"])) for window in warm.windows()
         }
-        assert reported == {"driver": ("null", 0), "actor-abc": ("null", 0), 1: ("torch", 1)}
+        assert reported == {"driver": ("null", 0), "actor-abc": ("torch", 1), 1: ("torch", 1)}

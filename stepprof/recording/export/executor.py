@@ -334,9 +334,7 @@ class Exporter:
         if (verdict := child.verdict()) is not None:
             self._finish(child.job, verdict.artifacts, verdict.error, verdict.seconds, verdict.outcome)
         elif child.hung:
-            self._run_again(
-                child.job, "the export process hung on a lock that was locked when it was forked"
-            )
+            self._run_again(child.job, "the export process hung on a lock that was locked when it was forked")
         elif child.was_killed_by_others(status):
             self._run_again(child.job, "another process has killed the export process")
         else:

@@ -4,6 +4,8 @@ actor is free afterwards.
 
 from __future__ import annotations
 
+import gzip
+import json
 import os
 import signal
 import subprocess
@@ -150,6 +152,83 @@ def test_an_attachment_inside_a_recorded_window(ray_here, short, start, log):
         stepprof.attach(handle, kind="rank")
     [line] = [line for line in log if line["event"] == "attach.inside_window"]
     assert line["takes_part_from"] == "no window: no later step is selected"
+
+
+class Trainer:
+    """An actor that starts a session itself, and records step 2."""
+
+    def train(self, folder, name):
+        import torch
+
+        stepprof.init({"output_dir": folder, "steps": "2", "ranks": "all"}, run_id="own", name=name)
+        for step in (1, 2):
+            with stepprof.profile_step(step, role="actor"):
+                for _ in range(50):
+                    torch.ones(4, 4) @ torch.ones(4, 4)
+
+    def leave(self):
+        import ray
+
+        ray.actor.exit_actor()
+
+
+class AsyncTrainer(Trainer):
+    """The same in the event loop of an asynchronous actor."""
+
+    async def ping(self):
+        return 1
+
+
+class TestOwnSession:
+    """Actors without a rank that call `stepprof.init` themselves, and end in order right after the
+    recorded step: Ray kills the child that exports it.
+    """
+
+    @pytest.mark.parametrize("end", ["terminated", "left", "dropped", "asynchronous"])
+    def test_the_trace_is_kept(self, ray_here, tmp_path, end):
+        """However the actor ends, its window is complete, and the trace has the ops of the step."""
+        cls = AsyncTrainer if end == "asynchronous" else Trainer
+        handle = ray_here.remote(num_cpus=0)(cls).remote()
+        ray_here.get(handle.train.remote(str(tmp_path), end))
+        if end == "left":
+            with pytest.raises(ray_here.exceptions.RayActorError):
+                ray_here.get(handle.leave.remote())
+        elif end != "dropped":
+            handle.__ray_terminate__.remote()
+        del handle
+        folder = tmp_path / "own" / "step-000002"
+        manifest = folder / "manifest" / f"actor-rank-{end}.json"
+        until(lambda: json.loads(manifest.read_text())["windows"][0]["status"] != "lost")
+        [window] = json.loads(manifest.read_text())["windows"]
+        assert (window["status"], window["backend"], window["error"]) == ("complete", "torch", None)
+        [artifact] = window["artifacts"]
+        events = json.loads(gzip.decompress((folder / artifact["path"]).read_bytes()))["traceEvents"]
+        assert sum(event["name"] == "aten::mm" for event in events) == 50
+
+    def test_a_task_has_a_name_of_its_own(self, ray_here, tmp_path):
+        """A task of Ray that starts a session is no driver: it records, under the id of its worker."""
+
+        def task(folder):
+            Trainer().train(folder, None)
+            name = cell.session.rank
+            stepprof.shutdown()
+            return name
+
+        name = ray_here.get(ray_here.remote(num_cpus=0)(task).remote(str(tmp_path)))
+        assert name.startswith("worker-")
+        manifest = tmp_path / "own" / "step-000002" / "manifest" / f"actor-rank-{name}.json"
+        [window] = json.loads(manifest.read_text())["windows"]
+        assert (window["status"], window["backend"]) == ("complete", "torch")
+
+    def test_a_driver_that_drives_nothing(self, ray_here, tmp_path, log):
+        """A driver without an attached actor records no trace, and the log says so once."""
+        stepprof.init({"output_dir": str(tmp_path), "steps": "2-3", "backend": "torch"})
+        for step in (1, 2, 3):
+            with stepprof.profile_step(step):
+                pass
+        assert "pass rank=0" in str(stepprof.state().last_error)
+        stepprof.shutdown(5)
+        assert [line["event"] for line in log].count("window.not_recorded") == 1
 
 
 SCRIPT = """

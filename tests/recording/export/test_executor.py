@@ -203,7 +203,9 @@ class TestBadEnds:
         assert message in str(outcome(job).error)
 
     @pytest.mark.parametrize("kills", [None, 1])
-    def test_the_kernel_kills_it_for_lack_of_memory(self, monkeypatch: pytest.MonkeyPatch, kills: int | None) -> None:
+    def test_the_kernel_kills_it_for_lack_of_memory(
+        self, monkeypatch: pytest.MonkeyPatch, kills: int | None
+    ) -> None:
         """If the kernel has killed a process for lack of memory meanwhile, or if that is unknown, the job
         fails: it needs memory.
         """
@@ -394,7 +396,11 @@ class TestKilledChild:
                 (tmp_path / "file").unlink()
 
         result = outcome(Job())
-        assert (result.artifacts, result.error, result.outcome) == ((artifact(str(parent)),), None, "complete")
+        assert (result.artifacts, result.error, result.outcome) == (
+            (artifact(str(parent)),),
+            None,
+            "complete",
+        )
         assert result.note == "exported in a thread: another process has killed the export process"
 
 

@@ -234,7 +234,7 @@ class Follower:
         expected = attachment.rank if attachment.rank is not None else known
         if not isinstance(session.rank, int):
             raise EngineFailure(
-                f"the actor's own session has no rank ({session.rank}), and records nothing: call stepprof.init(…, rank=…) there, "
+                f"the actor's own session has no rank ({session.rank}): call stepprof.init(…, rank=…) there, "
                 "or leave the session to this attachment",
                 "unconfigured",
             )
