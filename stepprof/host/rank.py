@@ -25,6 +25,7 @@ _PMI = (
 )
 _SLURM_SPECIAL_STEPS = 0xFFFFFFF0
 """The steps from here on are no `srun`: the batch script, the interactive shell of `salloc`."""
+
 DRIVER = "driver"
 """The name of a process that drives others, and computes nothing itself."""
 
