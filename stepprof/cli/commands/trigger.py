@@ -22,7 +22,7 @@ WAIT_SECONDS = 4.0
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `trigger`."""
     parser.description = "Ask a running job to record a step, without a restart. Options that are not given here keep the job's configuration."
-    parser.epilog = "exit status: 0 every rank that answered accepted the request, 1 a rank missed or refused it, or no rank answered, 2 the request was not placed"
+    parser.epilog = "exit status: 0 ranks accepted the request and none missed it, 1 a rank missed or refused it, or none accepted it, 2 the request was not placed"
     add_run(parser)
     parser.add_argument(
         "--step", default=NEXT, metavar="N", help='the step number, or "next" (default): the next step that every rank can still reach'
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         print_json({"path": str(path), "request": request.to_dict(), "answers": found})
     else:
         print_text(_render_answers(found))
-    return 1 if {"missed", "refused"} & set(found) or not found or set(found) == {"unseen"} else 0
+    return 0 if {"accepted", "reached"} & set(found) and not {"missed", "refused"} & set(found) else 1
 
 
 def _given(**values: Any) -> dict[str, Any]:

@@ -219,9 +219,10 @@ class TestOutcomes:
         past, coming = Request.make(3, ranks="0"), Request.make(7, ranks="0")
         for request in (past, coming):
             place_request(tmp_path, request)
-        session.look()
+        assert session.look() == {past.name: "not here", coming.name: "not here"}
+        assert {seen["reason"] for seen in session.control.outcomes().values()} == {"for other ranks"}
         for step in (7, 8, 9):
-            session.enter(step)
+            assert not session.enter(step)
         assert session.look() == {past.name: "not here", coming.name: "not here"}
 
     def test_a_request_for_a_role_of_other_processes(self, session: Session, tmp_path: Path) -> None:
