@@ -86,9 +86,10 @@ def _carry_out(args: argparse.Namespace) -> int:
     except OSError as error:
         if error.errno not in _DISK or error.filename is not None:
             raise
-        print_lines(
-            f"stepprof {args.command}: the output cannot be written: {error.strerror}", file=sys.stderr
+        what = (
+            "a file cannot be read or written" if error.errno == errno.EIO else "the output cannot be written"
         )
+        print_lines(f"stepprof {args.command}: {what}: {error.strerror}", file=sys.stderr)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 2
     except KeyboardInterrupt:

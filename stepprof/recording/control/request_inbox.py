@@ -249,7 +249,9 @@ class Control:
                     reason = f"this rank was at step {past} when it saw the request"
                     return _Seen("missed", reason, request, missed)
                 self._selector.request(left)
-                if not policies and self._selector.identity.final:  # an engine that is attached later may record it
+                if (
+                    not policies and self._selector.identity.final
+                ):  # an engine that is attached later may record it
                     return _Seen("not here", "for other ranks", request)
                 past = self._last_step()
                 if (

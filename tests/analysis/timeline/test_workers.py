@@ -304,6 +304,22 @@ class TestAWorkerThatIsKilled:
         assert "not in the timeline: the process that read it was killed by SIGKILL" in out
         assert (tmp_path / "t.pftrace").stat().st_size > 100_000
 
+    def test_gate(self, read, tmp_path):
+        """The steps of both runs are equal, but a source was not read: the gate does not pass."""
+        runs = [make_run(tmp_path / name, name) for name in ("a", "b")]
+        for run in runs:
+            for rank in (0, 1):
+                record(run, rank=rank, data=trace(25_000))
+                windows = [
+                    region("actor", 1.0, step, kind="window", start=(1_700_000_000 + 2 * step) * 10**9)
+                    for step in range(1, 13)
+                ]
+                write_spans(run, rank, *windows, pid=7 + rank)
+        sides = [run.path for run in runs]
+        status, out, err = read("report", *sides, "--fail-on-regression", "5%", "--workers", "2", "--json")
+        assert (status, json.loads(out)["gate"]["verdict"]) == (4, "none")
+        assert "rank-1.trace.json.gz: is not in the comparison" in err
+
     def test_check(self, read, large):
         status, out, _ = read("check", large, "--workers", "2")
         assert status == 1
