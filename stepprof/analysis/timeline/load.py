@@ -14,6 +14,7 @@ from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.kineto import Keep, read
 from stepprof.analysis.timeline.model import Alignment, Flags, Source, Times
 from stepprof.analysis.timeline.npu_database import DatabaseStream
+from stepprof.analysis.timeline.own_metadata import stated_tasks
 from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.span_sources import read_spans_of
 from stepprof.formats.npu_folder import is_database
@@ -79,6 +80,8 @@ def load(
         )
         if source.anchor_ns is not None:
             source.anchor_ns -= wanted.wall_ahead_ns
+        if wanted.origin.kind == "spans" and source.slices.args is not None:
+            source.slices = replace(source.slices, task=stated_tasks(source.slices.args))
     return without_strays(source)
 
 
