@@ -14,8 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepprof.interrupts import ours
+from stepprof.secret_places import MASK, without_secrets
 
-MASK = "…"
 MOST = 2000
 """Maximum characters of one quotation."""
 MOST_SECRETS = 1024
@@ -30,25 +30,6 @@ _LOOKED_AT = 1 << 16
 _secrets: dict[str, None] = {}
 
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
-# places of secrets; each begins with a rare character and has a bounded length, so that no text
-# makes the search slow
-_PLACES = (
-    (re.compile(r"(://)[^/\s@\"']{1,256}@"), rf"\1{MASK}@"),
-    (
-        re.compile(
-            r"([?&;][\w-]{0,40}(?:key|token|secret|passw(?:or)?d|signature|credential)[\w-]{0,40}=)[^&\s\"'#…]{1,4096}",
-            re.IGNORECASE,
-        ),
-        rf"\1{MASK}",
-    ),
-    (
-        re.compile(
-            r"(authorization[\"']?\s{0,9}[:=]\s{0,9}[\"']?(?:(?:bearer|basic|token)\s{1,9})?)[^\s\"',;…]{1,4096}",
-            re.IGNORECASE,
-        ),
-        rf"\1{MASK}",
-    ),
-)
 
 
 def hide(*secrets: str | None) -> None:
@@ -98,9 +79,7 @@ def redacted(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=64)  # mostly our own sentences, which each version of a manifest repeats
 def _shown(text: str, most: int) -> str:
-    shown = text[:_LOOKED_AT]
-    for pattern, replacement in _PLACES:
-        shown = pattern.sub(replacement, shown)
+    shown = without_secrets(text[:_LOOKED_AT])
     if not shown.isprintable():
         shown = "".join(c if c.isprintable() else _visible(c) for c in shown[: most + 1])
     return shown if len(shown) <= most else f"{shown[:most]}{MASK}"

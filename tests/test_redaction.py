@@ -111,6 +111,19 @@ class TestQuoted:
             ("http://me:pw@node/a?x=1&api_key=abc&y=2", "http://…@node/a?x=1&api_key=…&y=2"),
             ("Authorization: Basic bWU6cHc=, so", "Authorization: Basic …, so"),
             ("max_tokens=5, basic settings", "max_tokens=5, basic settings"),
+            (
+                "unknown key: steps; token: 3, keys=2, token=17",
+                "unknown key: steps; token: 3, keys=2, token=17",
+            ),
+            ("GET /blob?sv=1&sig=abc%2B&se=2 failed", "GET /blob?sv=1&sig=…&se=2 failed"),
+            ("refused token=abc-1, hf_token=abc; retry", "refused token=…, hf_token=…; retry"),
+            ("x-api-key: two words\nnext: 1", "x-api-key: …\\nnext: 1"),
+            ("Cookie: a=b; c=d\nnext: 1", "Cookie: …\\nnext: 1"),
+            ('{"set-cookie": "a=b; c=d", "n": 1}', '{"set-cookie": "…", "n": 1}'),
+            ('{"password": "two words", "n": 1}', '{"password": "…", "n": 1}'),
+            ("{'api_token': 'two words', 'n': 1}", "{'api_token': '…', 'n': 1}"),
+            (r'"{\"secret\": \"two words\", \"n\": 1}"', r'"{\"secret\": \"…\", \"n\": 1}"'),
+            ("{'x-auth-token': 'two words'}", "{'x-auth-token': '…'}"),
         ],
     )
     def test_printable_text_is_shown(self, text, shown):
@@ -129,7 +142,23 @@ class TestQuoted:
         assert quoted(Odd()) == "Odd"
 
     @pytest.mark.parametrize(
-        "unit", ["a", "://", "?key", "authorization ", "\x1b", "?" + "k" * 39, "\\", "/", "%25", "&amp;"]
+        "unit",
+        [
+            "a",
+            "://",
+            "?key",
+            "authorization ",
+            "\x1b",
+            "?" + "k" * 39,
+            "\\",
+            "/",
+            "%25",
+            "&amp;",
+            '"token":"',
+            "token=",
+            "x-key",
+            "cookie ",
+        ],
     )
     def test_any_text_is_quoted_quickly(self, unit):
         """Quoting four million characters takes less than 2 s of CPU time."""

@@ -11,6 +11,7 @@ import re
 
 from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
+from stepprof.secret_places import without_keys, without_secrets
 
 # of fsspec 2026.9; an installed fsspec is asked directly
 _PROTOCOLS = (
@@ -66,7 +67,8 @@ def upload_url(value: object, key: str) -> str:
         meant = f'; did you mean "file://{value}"?' if value.startswith("/") else ""
         raise ConfigError.at(key, value, f'expected a URL, such as "s3://bucket/prefix"{meant}')
     place = re.split(r"[/?#]", rest, maxsplit=1)[0]
-    if ":" in place.rpartition("@")[0] or "?" in rest or "#" in rest:
+    has_secret = without_keys(without_secrets(rest)) != rest
+    if ":" in place.rpartition("@")[0] or "?" in rest or "#" in rest or has_secret:
         shown = f"{scheme}://…"
         problem = "has a password or a query in it, and the configuration is written into the run; use the store's own variables and files"
         raise ConfigError.at(key, shown, problem)

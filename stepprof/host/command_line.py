@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
-from stepprof.redaction import MASK, quoted
+from stepprof.redaction import quoted
+from stepprof.secret_places import MASK, is_secret, without_keys
 
 MOST_ARGUMENTS = 300
 LONGEST = 400
@@ -18,23 +19,21 @@ SHORTEST_SECRET = 8
 FOLDERS = ("PWD", "OLDPWD")
 """Environment variables that look like passwords by their names, but hold folders."""
 
-_ALWAYS = re.compile(
-    r"secret|passw|passphrase|credential|authorization|(?<![a-z])pwd(?![a-z])", re.IGNORECASE
-)
-_OFTEN = re.compile(r"(?<![a-z])(?:api|access|private|auth|account)?key(?![a-z])|token(?!s(?![a-z])|iz)|(?<![a-z])auth(?![a-z])", re.IGNORECASE)  # fmt: skip
-"""Parts of names of secrets that other names have too: `max_token_len=16384`, `shuffle_key=true`."""
-_PLAIN = re.compile(r"[+-]?\d{0,7}(?:\.\d*)?(?:e[+-]?\d+)?|true|false|none|null", re.IGNORECASE)
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _PAIR = re.compile(r"([+~]{0,2}-{0,2}[\w./@-]{1,200}?)=(.*)", re.DOTALL)
 _INSIDE = re.compile(
     r"([\w.-]{1,200})([\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:bearer|basic)\s{1,3})?)([^\s\"',;{}\[\]]+)",
     re.IGNORECASE,
 )
-_SHAPES = re.compile(
-    r"(?<![\w-])(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|AKIA\w{12,}"
-    r"|xox\w-[\w-]{10,}|eyJ[\w-]{10,}\.[\w-]+\.?[\w-]*|[0-9a-f]{40})(?![\w-])"
+_QUOTED = re.compile(
+    r"((?<![\w.-])[\w.-]{1,200})(\\{0,8}[\"']?\s{0,3}[:=]\s{0,3}(\\{0,8}[\"']))((?:(?!\3).){0,4096})\3",
+    re.DOTALL,
 )
-"""Patterns of the keys of well-known services, recognised without a name."""
+"""A name and a string in quotes, as in JSON: it may contain spaces."""
+_HEADER = re.compile(r"([\w-]{1,100})(:\s{0,9})(.+)", re.DOTALL)
+_INTERPRETER = re.compile(r"(?:python|pypy)[\d.]*|(?:ba|da|z|k)?sh|perl|ruby|node")
+_CODE = re.compile(r"-[A-Zabdefhilqsuvx]{0,12}c(.*)", re.DOTALL)
+"""The option of code, with flags before it (`-uc`) and the code behind it (`-cprint(1)`)."""
 
 
 def command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> list[str]:
@@ -50,12 +49,12 @@ def command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> list[s
     known = [
         value
         for name, value in environ.items()
-        if name not in FOLDERS and _is_secret(name, value) and len(value) >= SHORTEST_SECRET
+        if name not in FOLDERS and is_secret(name, value) and len(value) >= SHORTEST_SECRET
     ]
     shown: list[str] = []
     for argument in _masked(arguments):
         text = reduce(lambda shortened, value: shortened.replace(value, MASK), known, argument)
-        text = quoted(_SHAPES.sub(MASK, text), LONGEST)
+        text = quoted(without_keys(text), LONGEST)
         if len(shown) >= MOST_ARGUMENTS or sum(map(len, shown)) + len(text) > MOST_CHARACTERS:
             return [*shown, MASK]
         shown.append(text)
@@ -64,35 +63,54 @@ def command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> list[s
 
 def _masked(arguments: Sequence[str]) -> Iterator[str]:
     """Yield the arguments, without the values of secrets by their names."""
-    secret_follows = code_follows = False
+    secret_follows = False
     for at, argument in enumerate(arguments):
-        if code_follows or (secret_follows and not argument.startswith("--")):
+        if secret_follows and not argument.startswith("--"):
             yield MASK
-            if code_follows:
-                return
             secret_follows = False
             continue
-        code_follows = argument == "-c" and not _has_script(arguments[1:at])
+        code = _CODE.fullmatch(argument)
+        if code is not None and _takes_code(arguments[:at], attached=bool(code[1])):
+            yield argument[: code.start(1)] + (MASK if code[1] else "")
+            if not code[1] and at + 1 < len(arguments):
+                yield MASK
+            return
         follows = arguments[at + 1] if at + 1 < len(arguments) else ""
-        secret_follows = bool(_FLAG.fullmatch(argument)) and _is_secret(argument, follows)
-        pair = _PAIR.fullmatch(argument)
-        if pair is None:
-            yield _INSIDE.sub(_without_value, argument)
-        else:
-            value = MASK if _is_secret(pair[1], pair[2]) else _INSIDE.sub(_without_value, pair[2])
-            yield f"{pair[1]}={value}"
+        secret_follows = bool(_FLAG.fullmatch(argument)) and (
+            is_secret(argument, follows) or (argument in ("-u", "--user") and ":" in follows)
+        )
+        yield _without_values(argument)
 
 
-def _has_script(arguments: Sequence[str]) -> bool:
-    """Return whether a script comes among the options of Python: the arguments after it are the script's."""
-    return any(each == "-m" or each.endswith(".py") for each in arguments)
+def _without_values(argument: str) -> str:
+    """Return an argument without the secrets in it."""
+    header = _HEADER.fullmatch(argument)
+    if header is not None and is_secret(header[1], header[3]):
+        scheme = re.match(r"(?:bearer|basic|token)\s+", header[3], re.IGNORECASE)
+        return f"{header[1]}{header[2]}{scheme[0] if scheme else ''}{MASK}"
+    pair = _PAIR.fullmatch(argument)
+    if pair is not None and is_secret(pair[1], pair[2]):
+        return f"{pair[1]}={MASK}"
+    name, value = ("", argument) if pair is None else (f"{pair[1]}=", pair[2])
+    return name + _INSIDE.sub(_without_value, _QUOTED.sub(_without_string, value))
+
+
+def _takes_code(before: Sequence[str], *, attached: bool) -> bool:
+    """Return whether an option `-c` has code: it belongs to Python or a shell, and not to a script of it."""
+    if not before:
+        return False
+    at = len(before) - 1
+    while at and (before[at].startswith("-") or before[at - 1] in ("-X", "-W", "-o")):
+        at -= 1
+    if _INTERPRETER.fullmatch(before[at].replace("\\", "/").rpartition("/")[2]):
+        return True
+    # a program with an unknown name, such as the embedded Python of a tool
+    return not attached and not any(each == "-m" or each.endswith(".py") for each in before[1:])
 
 
 def _without_value(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}{MASK}" if _is_secret(found[1], found[3]) else found[0]
+    return f"{found[1]}{found[2]}{MASK}" if is_secret(found[1], found[3]) else found[0]
 
 
-def _is_secret(name: str, value: str) -> bool:
-    if _ALWAYS.search(name):
-        return True
-    return bool(_OFTEN.search(name)) and not _PLAIN.fullmatch(value)
+def _without_string(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}{MASK}{found[3]}" if is_secret(found[1], found[4]) else found[0]

@@ -135,7 +135,7 @@ def open_session(
             rank=identity.rank,
             world_size=identity.world_size,
             environ=os.environ,
-            description={**describe(settled), "ignored_variables": dict(ignored or {})},
+            description={**describe(settled), "ignored_variables": _without_secrets(ignored or {})},
             store=store,
         )
         session = Session(settled, identity, run, store)
@@ -192,8 +192,29 @@ def describe(config: Config) -> dict[str, object]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": versions,
         "adapters": dict(cell.adapters),
-        "config": config.to_dict(),
+        "config": _shown(config),
     }
+
+
+def _shown(config: Config) -> dict[str, object]:
+    """Return the configuration with the secrets in the arguments of a command masked."""
+    content = config.to_dict()
+    if config.on_complete is not None:
+        content["on_complete"] = command_line(config.on_complete, os.environ)
+    return content
+
+
+def _without_secrets(variables: Mapping[str, str]) -> dict[str, str]:
+    """Return variables with the secrets in the arguments of commands masked."""
+    import shlex  # imported only for a mistake
+
+    shown = {}
+    for name, value in variables.items():
+        try:
+            shown[name] = shlex.join(command_line(shlex.split(value), os.environ))
+        except ours(ValueError):  # no command either: it is kept if it has no secret
+            shown[name] = " ".join(command_line([value], os.environ))
+    return shown
 
 
 def _command() -> list[str] | None:

@@ -33,6 +33,24 @@ SECRET = "Zq7-w0rd.that/nobody=knows"
         ["--key-file-content=sk-12345abcdeSECRETSECRET"],
         ["0123456789abcdef0123456789abcdef01234567"],
         ["--init", "a value of the environment"],
+        ["--pass", SECRET],
+        [f"--pass={SECRET}"],
+        ["--db-pass", SECRET],
+        ["--cookie", f"session={SECRET}; theme=dark"],
+        ["-H", f"Cookie: theme=dark; session={SECRET}"],
+        ["-H", f"x-api-key: two words {SECRET}"],
+        ["-H", f"Authorization: Digest user, response={SECRET}"],
+        ["-u", f"me:{SECRET}"],
+        [f"--url=https://store/blob?sv=1&sig={SECRET}"],
+        [f"https://store/blob?token={SECRET}"],
+        [f"https://store/blob?jwt={SECRET}&n=1"],
+        [f'{{"password": "three words {SECRET}", "n": 4}}'],
+        [f"{{'password': 'three words {SECRET}'}}"],
+        [f'--config={{"a": {{"token": "three words {SECRET}"}}}}'],
+        [f'{{"env": "{{\\"db_password\\": \\"three words {SECRET}\\"}}"}}'],
+        ["https://hooks.slack.com/services/T01/B02/12345abcdeSECRET"],
+        ["bash", "-c", f"login {SECRET}"],
+        ["bash", f"-clogin {SECRET}"],
     ],
 )
 def test_a_secret_is_not_shown(arguments) -> None:
@@ -46,6 +64,40 @@ def test_a_secret_is_not_shown(arguments) -> None:
     for secret in (SECRET, SECRET.replace("/", ""), "12345abcde", "0123456789abcdef", "a value of"):
         assert secret not in text
     assert shown[:2] == ["python", "train.py"]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["python", "-c", SECRET],
+        ["python", f"-c{SECRET}"],
+        ["/usr/bin/python3.11", "-u", "-X", "dev", f"-Ic{SECRET}"],
+        ["python", "-uc", SECRET, "more"],
+        ["python", "-m", "torch.distributed.run", "--no-python", "bash", "-c", SECRET],
+        ["srun", "sh", f"-ec{SECRET}"],
+    ],
+)
+def test_code_is_not_shown(arguments) -> None:
+    """The code of an interpreter is left out, attached to its option or not, with flags before it."""
+    shown = command_line(arguments, {})
+    assert SECRET not in " ".join(shown)
+    assert MASK in shown[-1]
+    assert shown[0] == arguments[0]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["python", "train.py", "-c", "config.yaml"],
+        ["python", "train.py", "-config=fast"],
+        ["python", "-m", "train", "-c", "config.yaml"],
+        ["notify", "-config", "x", "--passes", "3", "--n-pass", "2", "--signal", "USR1"],
+        ["python", "train.py", '{"lr": "a b", "keys": ["a", "b"]}'],
+    ],
+)
+def test_options_that_look_like_code(arguments) -> None:
+    """An option `-c` of a script, and names that only look like secrets, are shown."""
+    assert command_line(arguments, {}) == arguments
 
 
 def test_harmless_values_are_shown() -> None:

@@ -7,13 +7,20 @@ from dataclasses import dataclass
 
 from stepprof.config.validators import checked, seconds, settle, whole
 from stepprof.errors import ConfigError
+from stepprof.secret_places import without_keys, without_secrets
 
 
 def _endpoint(value: object, key: str) -> str:
-    if isinstance(value, str) and re.fullmatch(r"https?://[^\s/@]+(/\S*)?", value):
+    is_url = isinstance(value, str) and re.fullmatch(r"https?://[^\s/@?#]+(/[^\s?#]*)?", value)
+    if isinstance(value, str) and is_url and without_keys(without_secrets(value)) == value:
         return value
-    problem = 'expected a URL without a password, such as "http://127.0.0.1:4318/v1/traces"'
-    raise ConfigError.at(key, value, problem)
+    scheme, found, _ = str(value).partition("://")
+    shown = f"{scheme}://…" if found else value  # a secret is not shown in the error either
+    problem = (
+        'expected a URL without a password or a query, such as "http://127.0.0.1:4318/v1/traces"; '
+        "keys belong into $OTEL_EXPORTER_OTLP_HEADERS: the configuration is written into the run"
+    )
+    raise ConfigError.at(key, shown, problem)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from stepprof.host import real_time
 from stepprof.host.atomic_files import last_number, suffixed, write_atomically, write_exclusively
+from stepprof.host.command_line import command_line
 from stepprof.host.own_files import is_foreign
 from stepprof.host.subprocesses import run_bounded
 from stepprof.interrupts import ours
@@ -95,7 +96,9 @@ class Completer:
         """Claim the command and run it. If no time is left, leave it to another process or a later job."""
         if self.stop.is_set():
             return None
-        entry = CompletionEntry(command=list(self.argv), error=LOST, start_unix_ns=real_time.time_ns())
+        entry = CompletionEntry(
+            command=command_line(self.argv, os.environ), error=LOST, start_unix_ns=real_time.time_ns()
+        )
         content = {**self.header, **where}
         try:
             if not write_exclusively(path, _dump(content, entry)):

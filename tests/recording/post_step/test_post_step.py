@@ -89,7 +89,15 @@ class TestConfiguration:
         assert message in str(caught.value)
 
     @pytest.mark.parametrize(
-        "url", ["sftp://me:hunter2@host/x", "s3://key:hunter2@bucket", "s3://b/x?sig=hunter2"]
+        "url",
+        [
+            "sftp://me:hunter2@host/x",
+            "s3://key:hunter2@bucket",
+            "s3://b/x?sig=hunter2",
+            "s3://b/x;token=hunter2",
+            "s3://b/token=hunter2",
+            "sftp://ghp_hunter2hunter2hunter2@host/x",
+        ],
     )
     def test_a_secret_is_refused_and_not_repeated(self, url) -> None:
         """A URL with a password or a query is refused, because the run stores its configuration. The error
@@ -98,6 +106,48 @@ class TestConfiguration:
         with pytest.raises(ConfigError, match="password or a query") as caught:
             Config(upload=url)
         assert "hunter2" not in str(caught.value)
+
+    @pytest.mark.parametrize(
+        "url",
+        [
+            "https://me:hunter2@host/v1/traces",
+            "https://hunter2@host/v1/traces",
+            "https://host/v1/traces?api_key=hunter2",
+            "https://host?hunter2",
+            "https://host/v1/traces#hunter2",
+            "https://host/v1;token=hunter2",
+            "https://host/ghp_hunter2hunter2hunter2/v1",
+        ],
+    )
+    def test_a_secret_in_the_endpoint(self, url) -> None:
+        """The endpoint of OpenTelemetry has no password, query or key; the error does not repeat the secret."""
+        with pytest.raises(ConfigError, match="OTEL_EXPORTER_OTLP_HEADERS") as caught:
+            Config.from_mapping({"otel": {"endpoint": url}})
+        assert "hunter2" not in str(caught.value)
+
+    def test_the_secrets_of_a_command_are_not_stored(self, run_script, tmp_path) -> None:
+        """The command gets its arguments; no file of the run has the secrets among them."""
+        ran = run_script(
+            """
+            import sys
+            import stepprof
+            script = "import sys; open('got', 'w').write(' '.join(sys.argv[1:]))"
+            command = [sys.executable, "-c", script, "--token", "hunter2", "Cookie: a=b; c=hunter2"]
+            with open("note.py", "w") as file:
+                file.write(script)
+            command = [sys.executable, "note.py", *command[3:]]
+            stepprof.init({"output_dir": "runs", "backend": "null", "steps": "1", "on_complete": command})
+            with stepprof.profile_step(1):
+                pass
+            """,
+            env={"STEPPROF_ON_COMPLETE": "touch --token hunter2 x"},
+        ).check()
+        assert ran.stderr.count("hunter2") == 0
+        assert (tmp_path / "got").read_text() == "--token hunter2 Cookie: a=b; c=hunter2"
+        (run,) = (path for path in (tmp_path / "runs").iterdir() if path.name[0] != ".")
+        files = list(run.rglob("*.json"))
+        assert {"run.json", "on-complete.json"} <= {path.name for path in files}
+        assert [path.name for path in files if "hunter2" in path.read_text()] == []
 
     def test_valid_settings_are_accepted(self) -> None:
         """Valid settings are accepted, and are unchanged after writing and reading."""

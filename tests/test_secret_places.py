@@ -1,0 +1,35 @@
+"""Secrets that are recognised by their name, their place or their form."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepprof.secret_places import is_secret, without_keys, without_secrets
+
+
+class TestIsSecret:
+    @pytest.mark.parametrize(
+        "name", ["--pass", "DB_PASS", "sig", "apiKey", "x-api-key", "Cookie", "dsn", "webhook", "jwt", "pwd"]
+    )
+    def test_names_of_secrets(self, name):
+        """A value is a secret by the name of its option, variable or header."""
+        assert is_secret(name, "abc")
+
+    @pytest.mark.parametrize(
+        "name", ["passes", "bypass", "signal", "design", "max_tokens", "monkey", "n_pass"]
+    )
+    def test_names_of_other_things(self, name):
+        """Names that only contain such a word, and numbers, are no secrets."""
+        assert not is_secret(name, "3")
+
+
+class TestWithout:
+    def test_places_and_forms(self):
+        """Places of secrets are masked whatever their form, and keys of services wherever they are."""
+        assert without_secrets("token=abc of sk-0123456789abcdef0") == "token=… of sk-0123456789abcdef0"
+        assert without_keys("token=abc of sk-0123456789abcdef0") == "token=abc of …"
+
+    def test_is_stable(self):
+        """A masked text is unchanged when it is masked again."""
+        text = without_secrets('{"password": "a b"} ?sig=x Cookie: a=b; c=d')
+        assert without_secrets(text) == text
