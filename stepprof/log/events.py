@@ -128,6 +128,11 @@ EVENTS: dict[str, Event] = {
         "init() has no configuration here: the driver attaches this actor, or a STEPPROF_* variable starts its session",
         "",
     ),
+    "init.again": Event(
+        "info",
+        "init() was called with another configuration: this session ends, and a new one begins",
+        "keys",
+    ),
     "init.deferred": Event("info", "init() was ignored: another process configures this one"),
     "internal.error": Event("warning", "stepprof itself failed; training goes on", "reason exc_info"),
     "background.failed": Event("warning", "work of the background thread failed", "work reason"),

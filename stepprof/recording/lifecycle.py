@@ -17,7 +17,6 @@ from pathlib import Path
 from stepprof.backends import check_plugins
 from stepprof.config.config import Config, ignored_variables, load
 from stepprof.config.loaders import CONFIG_VARIABLE, KEY_OF_VARIABLE
-from stepprof.errors import ConfigError
 from stepprof.host import real_time
 from stepprof.host.command_line import command_line
 from stepprof.host.git_commit import git_commit
@@ -57,29 +56,22 @@ def init(
             processes need different names. None: ``driver``, or in a Ray actor or task ``actor-`` or ``worker-`` and the beginning of its id.
 
     Returns:
-        The session. A second call with the same configuration returns the same session.
+        The session. A second call with the same configuration returns the same session. With another one, or another
+        ``run_id``, the first session ends as by `shutdown`, and the next one has a run of its own: a sweep or a search in one process.
 
     Raises:
-        ConfigError: the configuration is wrong, cannot match this job, or differs from that of the running session; or
-            ``output_dir`` is not writable, or ``name`` is not a plain name.
+        ConfigError: the configuration is wrong, or cannot match this job; or ``output_dir`` is not writable, or ``name`` is
+            not a plain name.
     """
-    return untraced(lambda: _init(config, rank=rank, world_size=world_size, run_id=run_id, name=name))
-
-
-def _init(
-    config: Config | Mapping[str, object] | str | os.PathLike[str] | None,
-    *,
-    rank: int | None,
-    world_size: int | None,
-    run_id: str | None,
-    name: str | None,
-) -> Session:
-    """Do the work of `init`, which imports what is configured."""
-    settled = load(config)
+    settled = untraced(lambda: load(config))
     ignored = {} if config is None else ignored_variables(settled, os.environ)
     waits = config is None and _is_ray_worker() and not any(map(os.environ.get, _CONFIGURING))
-    return open_session(
-        settled, rank=rank, world_size=world_size, run_id=run_id, name=name, ignored=ignored, waits=waits
+    with _starting:
+        _end_another(settled, run_id)  # on this thread: it may be the only one that can stop a capture
+    return untraced(
+        lambda: open_session(
+            settled, rank=rank, world_size=world_size, run_id=run_id, name=name, ignored=ignored, waits=waits
+        )
     )
 
 
@@ -106,14 +98,11 @@ def open_session(
     """
     called = None if name is None else process_name(name)
     with _starting:
-        session = current_session()
-        if session is not None and session.by_adapter:
-            session = _adopt_session(session, settled)
+        session = _end_another(settled, run_id)
         if session is not None:
             if session.lent:
                 logger.info("init.deferred", run_id=session.run_id)
-            elif session.config != settled:
-                raise ConfigError(_difference(session.config, settled))
+            session.by_adapter = False
             return session
         identity = find_identity(rank, world_size, os.environ, called)
         if ignored:
@@ -139,6 +128,7 @@ def open_session(
             store=store,
         )
         session = Session(settled, identity, run, store)
+        session.asked_run_id = run_id
         session.start()
         return session
 
@@ -153,19 +143,28 @@ def shutdown(timeout: float | None = None) -> None:
         session.shutdown(timeout)
 
 
-def _adopt_session(session: Session, settled: Config) -> Session | None:
-    """Return an adapter's session to a job that calls `init` itself, or None if the job wants another one."""
-    session.by_adapter = False
-    if session.config == settled:
+def _end_another(settled: Config, run_id: str | None) -> Session | None:
+    """End the session of this process if `init` asks for another one. Return the session that goes on, or None.
+
+    A session that an adapter started, or one of another process, is not compared by its run.
+    """
+    session = current_session()
+    if session is None or session.lent:
         return session
-    session.shutdown(reason="the job called init itself")
+    if session.config == settled and (session.by_adapter or run_id in (None, session.asked_run_id)):
+        return session
+    if session.by_adapter:
+        session.shutdown(reason="the job called init itself")
+    else:
+        logger.info("init.again", run_id=session.run_id, keys=_difference(session.config, settled))
+        session.shutdown(reason="init was called again with another configuration")
     return None
 
 
 def _difference(before: Config, after: Config) -> str:
+    """Return the keys of two configurations that differ."""
     old, new = before.to_dict(), after.to_dict()
-    keys = [key for key in old if old[key] != new.get(key)]
-    return f"init() was already called with another configuration (different: {', '.join(keys)}); call stepprof.shutdown() first"
+    return ", ".join(key for key in old if old[key] != new.get(key)) or "run_id"
 
 
 _PACKAGES = (

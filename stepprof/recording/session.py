@@ -86,6 +86,8 @@ class Session:
         """Whether an adapter of a framework started it: it prints a line after a recorded step, and
         the job's own `init` replaces it.
         """
+        self.asked_run_id: str | None = None
+        """The name of the run that the caller of `init` gave; None: it gave none."""
         self._closed = run is None
         if run is None:
             return

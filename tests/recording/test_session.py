@@ -72,14 +72,52 @@ class TestInit:
         assert first.rank == 0
         assert json.loads((first.path / "run.json").read_text())["config"]["steps"] == "2"
 
-    def test_another_configuration_is_refused(self, init) -> None:
-        """An `init` with another configuration names the keys that differ, and
-        the first session continues.
+    def test_another_configuration_begins_another_run(self, init, log) -> None:
+        """An `init` with another configuration ends the first session as a shutdown does, logs that, and
+        begins the next one: a sweep in one process.
         """
+        paths = []
+        for step in (1, 2, 3):
+            paths.append(init({"steps": str(step)}).path)
+            loop([1, 2, 3])
+        stepprof.shutdown()
+        assert [[each.name for each in path.glob("step-*")] for path in paths] == [
+            ["step-000001"],
+            ["step-000002"],
+            ["step-000003"],
+        ]
+        assert [line["keys"] for line in log if line["event"] == "init.again"] == ["steps", "steps"]
+
+    def test_another_configuration_inside_a_recorded_window(self, init) -> None:
+        """The window of the first session that is open is partial, and its exit does not touch the next session."""
         first = init({"steps": "2"})
-        message = r"init\(\) was already called with another configuration \(different: steps, ranks\); call stepprof.shutdown\(\) first"
-        with pytest.raises(ConfigError, match=message):
-            init({"steps": "3", "ranks": "all"})
+        with profile_step(2):
+            second = init({"steps": "3"})
+        loop([3])
+        stepprof.shutdown()
+        assert [(w["status"], w["error"]) for w in ended(first)] == [
+            ("partial", "init was called again with another configuration")
+        ]
+        assert [w["status"] for w in ended(second)] == ["complete"]
+
+    def test_another_run_id_begins_another_run(self, init) -> None:
+        """The same configuration with another name of the run ends the first session too. Without a name it goes on."""
+        first = init({"steps": "2"}, run_id="a")
+        assert init({"steps": "2"}) is first
+        assert init({"steps": "2"}, run_id="a") is first
+        assert init({"steps": "2"}, run_id="b").run_id == "b"
+
+    def test_a_trial_without_stepprof(self, init) -> None:
+        """An `init` that is switched off ends the first session, and starts none."""
+        init({"steps": "2"})
+        assert init({"enabled": False}).path is None
+        assert cell.session is None
+
+    def test_a_wrong_configuration_leaves_the_first_session(self, init) -> None:
+        """If the second configuration is refused, the first session goes on."""
+        first = init({"steps": "2"})
+        with pytest.raises(ConfigError):
+            init({"stpes": "2"})
         assert cell.session is first
 
     def test_the_next_session_is_a_new_run(self, init) -> None:
