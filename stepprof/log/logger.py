@@ -2,12 +2,14 @@
 
 A library must neither call ``structlog.configure`` nor print: unconfigured structlog writes debug lines to stdout, into the
 middle of a progress bar. Where neither is configured, the standard library writes warnings to stderr, as one sentence each.
-The destination is chosen at each call, since applications configure their logging late. Lines are rare: transitions of recorded
+The destination is chosen at each call, since applications configure their logging late. If the configured structlog cannot write a
+line from synchronous code, the standard logger does. Lines are rare: transitions of recorded
 steps and failures, never one per region.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Mapping, MutableMapping
 from contextvars import ContextVar, Token
@@ -61,9 +63,6 @@ class _Logger:
             cache_logger_on_first_use=True,
         )
 
-    def _target(self) -> Any:
-        return structlog.get_logger("stepprof") if structlog.is_configured() else self._standard
-
     @staticmethod
     def is_enabled(level: str) -> bool:
         """Return whether a line of this level is kept. Check it before many lines: a thousand
@@ -74,10 +73,11 @@ class _Logger:
     def _write(self, level: str, event: str, fields: dict[str, object]) -> None:
         if not self.is_enabled(level):
             return
-        try:
-            getattr(self._target(), level)(event, **_attributed(fields))
-        except ours(Exception):
-            pass
+        line = _attributed(fields)
+        if structlog.is_configured() and _has_written(structlog.get_logger("stepprof"), level, event, line):
+            return
+        with ignored(Exception):  # the application's handlers
+            getattr(self._standard, level)(event, **line)
 
     def debug(self, event: str, **fields: object) -> None:
         self._write("debug", event, fields)
@@ -105,6 +105,22 @@ class _Logger:
             with ignored(Exception):
                 text = sentence({"event": event, **_attributed(fields)})
                 last.handle(_standard.makeRecord(_standard.name, logging.INFO, "", 0, text, (), None))
+
+
+def _has_written(target: Any, level: str, event: str, line: dict[str, object]) -> bool:
+    """Write a line with the application's structlog. Return whether that was possible: its wrapper may lack the
+    method, be asynchronous, or raise.
+    """
+    try:
+        bound_logger = target.bind()
+        method = getattr(getattr(bound_logger, "sync_bl", bound_logger), level)
+        written = method(event, **line)
+    except ours(Exception):  # of the application's processors: the standard logger is left
+        return False
+    if not inspect.iscoroutine(written):
+        return True
+    written.close()  # nothing here could await it
+    return False
 
 
 def _is_shown(level: int) -> bool:
