@@ -52,7 +52,6 @@ TESTED_THROUGH = {
     "diagnosis/test_diagnosis.py": "analysis/findings/half_batch",
     "doctor/test_backends.py": "cli/commands/doctor",
     "formats/test_npu_analysis.py": "formats/npu_folder",
-    "log/test_events.py": "log/logger",
     "instrument/test_region.py": "instrument/span_recorder",
     "instrument/test_step.py": "instrument/state",
     "integrations/test_autoload.py": "integrations/bootstrap/sitecustomize",
