@@ -277,6 +277,7 @@ def _recorded(process: Process, shortfalls: Sequence[Shortfall]) -> RecordedProc
     return RecordedProcess(
         process.label, process.kind, origin.rank, origin.role if is_engine else None, origin.replica,
         spans=len(traces) < len(process.digests) and not process.open_ended(), captures=sorted(captures), whole=whole,
+        ended=not process.cut_short(),
     )  # fmt: skip
 
 

@@ -109,7 +109,7 @@ def gate_steps(run: RunSteps, a: Visit | None, b: Visit | None, limit: float) ->
                 f"step {name} is the first one of its process, which takes longer than the others", limit
             )
         if run.is_cut(visit):
-            return _unknown(f"a process ended within step {name}", limit)
+            return _unknown(f"a process did not finish step {name}", limit)
     roles, b_roles = run.roles(a), run.roles(b)
     for name, alone in (("A", roles - b_roles), ("B", b_roles - roles)):
         if alone:

@@ -41,7 +41,16 @@ class Likes:
         unknown = False
         for key in sides[0].keys() & sides[1].keys():
             one, other = sides[0][key], sides[1][key]
-            if any(each.whole is False and not each.spans for each in (one, other)):
+            early = [name for name, each in (("A", one), ("B", other)) if not each.ended]
+            if early:
+                self._unlike.add(key)
+                self.problems.append(
+                    Problem(
+                        None,
+                        f"{one.label} is not compared: the end of a window came early, or is not known, in {' and '.join(early)}",
+                    )
+                )
+            if early or any(each.whole is False and not each.spans for each in (one, other)):
                 self._unfollowed.add(key)
                 self.is_whole = False
                 self.unfollowed_ranks.add(one.rank)

@@ -65,6 +65,8 @@ class RecordedProcess(msgspec.Struct, frozen=True):
     """The windows that its captures cover, by their roles (``step`` without one), with the region if only that was captured; for an engine or a trace its files."""
     whole: bool | None = None
     """Whether the captures cover these windows from begin to end; None: not known, or there are none."""
+    ended: bool = True
+    """Whether it left its windows at their end; false: an exception, SIGTERM or its death ended one of them, or its end is not known."""
 
 
 class Job(msgspec.Struct, frozen=True):

@@ -51,6 +51,7 @@ class _Span(msgspec.Struct, gc=False):
     step: int | None = None
     role: str | None = None
     attrs: _Attributes | None = None
+    error: bool = False
 
 
 class _Header(msgspec.Struct):
@@ -71,7 +72,7 @@ class ProcessSteps:
     seen: set[Visit] = field(default_factory=set)
     """The visits of which it has any span."""
     cut: set[Visit] = field(default_factory=set)
-    """The visit in which it ended: how long that would have been is not known."""
+    """Those in which an exception, SIGTERM or its end ended a window: how long that would have been is not known."""
 
 
 @dataclass
@@ -158,7 +159,7 @@ class RunSteps:
         return found[occurrence - 1] if is_known else None
 
     def is_cut(self, visit: Visit) -> bool:
-        """Return whether a process ended in a visit."""
+        """Return whether a process did not finish a visit."""
         return any(visit in process.cut for process in self.processes)
 
     def ranks(self, visit: Visit) -> list[Rank]:
@@ -224,7 +225,7 @@ def _read(process: SpanFiles, visits: Numbering, parts: dict[Part, dict[Visit, f
         start = span.start
         visit = (span.step, visits.number(span.step, start))
         found.seen.add(visit)
-        if span.attrs is not None and span.attrs.unfinished:
+        if span.kind == "window" and (span.error or (span.attrs is not None and span.attrs.unfinished)):
             found.cut.add(visit)
         is_region = span.kind == "region"
         if not is_region and span.role is None:

@@ -430,3 +430,19 @@ class TestCaptures:
             "1.0 s before, 10 s now; 9 calls before, 90 now; the noise is unknown" in found.findings[1].text
         )
         assert "whether both sides did the same work is not known" in found.problems[0].problem
+
+
+@pytest.mark.parametrize("side", ["A", "B"])
+def test_a_process_that_did_not_finish(side):
+    """An exception, or SIGTERM, ended a window of rank 0 after 2 s of 10. The step is not shorter, nor is a region or an operator."""
+    whole = report(regions=[time_of("a", 1.0)], ops=[op("mm", 1.0)], processes=[rank(0, spans=True)])
+    early = report(
+        2.0, step=3, regions=[time_of("a", 0.2)], ops=[op("mm", 0.2)], processes=[rank(0, spans=True, ended=False)]
+    )  # fmt: skip
+    compared = compare(*((early, whole) if side == "A" else (whole, early)))
+    assert compared.changes == compared.findings == []
+    (problem, *_) = compared.problems
+    assert (
+        problem.problem
+        == f"rank 0 is not compared: the end of a window came early, or is not known, in {side}"
+    )

@@ -72,12 +72,13 @@ class TestUsual:
         assert found.values(ACTOR) == [3.0, 4.0, 5.0, 6.0]
         assert found.lengths == {(1, 0): 4.0, (4, 0): 6.0}
 
-    def test_the_step_in_which_the_process_ended_is_left_out(self, run):
-        """How long it would have been is not known. SIGTERM and `sys.exit` leave a window that says so."""
+    @pytest.mark.parametrize("mark", ['"attrs": {"unfinished": true}', '"error": true'])
+    def test_a_step_that_was_not_finished_is_left_out(self, run, mark):
+        """How long it would have been is not known. SIGTERM, `sys.exit` and exceptions leave a window that says so."""
         spans(run, 0, [60.0, 3.0, 4.0, 0.1])
         path = run.path / "spans" / "rank-0.000001.jsonl"
         *lines, last = path.read_text().splitlines(keepends=True)
-        path.write_text("".join([*lines, last.replace("}", ', "attrs": {"unfinished": true}}')]))
+        path.write_text("".join([*lines, last.replace("}", f", {mark}}}")]))
         found = run_steps([run.path])
         assert found.values(STEP) == [3.0, 4.0]
         assert (found.by_rank((3, 0)), found.is_cut((3, 0)), found.is_cut((2, 0))) == ({}, True, False)
