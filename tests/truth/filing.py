@@ -70,7 +70,9 @@ def _process(world: World, name: Name, line: Line, machine: Machine, pid: int) -
         window = Window(
             each.role, occurrences[each.role], each.start, each.end, each.arm, each.begin, each.stall
         )
-        window.captured, window.cpu = each.end, cpu_ns(line, each.start, each.end)
+        window.captured = world.captured(name, each.start, each.end)
+        window.capped_by = "max_seconds" if window.captured < each.end else None
+        window.cpu = cpu_ns(line, each.start, each.end)
         process.windows.append(window)
     for piece in line.pieces:
         if piece.doing.operator is not None and not piece.awaited:
@@ -95,9 +97,11 @@ def _spans(world: World, ran: Sequence[Ran], process: Process, run: Path) -> Non
         if process.rank not in step.lines:
             continue
         line = step.lines[process.rank]
-        found = [*_of_step(line, number, process.pid, recorded=number == world.recorded)]
-        if number == world.recorded and world.recording != "no evidence":
-            found += evidence(line, process.pid, number, PHASE)
+        recorded = number == world.recorded
+        until = max(world.captured(process.rank, each.start, each.end) for each in line.windows)
+        found = [*_of_step(line, number, process.pid, until if recorded else 0)]
+        if recorded and world.recording != "no evidence":
+            found += evidence(line, process.pid, number, PHASE, until)
         lines += sorted(found, key=lambda each: int(str(each["start"])) + int(str(each["dur"])))
     header = {
         "schema_version": 1,
@@ -115,7 +119,9 @@ def _spans(world: World, ran: Sequence[Ran], process: Process, run: Path) -> Non
     (run / "spans" / f"rank-{process.rank}.000001.jsonl").write_text(text)
 
 
-def _of_step(line: Line, step: int, thread: int, *, recorded: bool) -> Iterator[dict[str, object]]:
+def _of_step(line: Line, step: int, thread: int, recorded: int) -> Iterator[dict[str, object]]:
+    """Yield the spans of a step, which was recorded until some time."""
+
     def span(of: Ranged, kind: str) -> dict[str, object]:
         found: dict[str, object] = {
             "name": of.name or of.role or "step",
@@ -129,7 +135,7 @@ def _of_step(line: Line, step: int, thread: int, *, recorded: bool) -> Iterator[
         }
         if of.amounts:
             found["attrs"] = dict(of.amounts)
-        if recorded and kind == "region":
+        if kind == "region" and of.end <= recorded:
             found["cpu"] = cpu_ns(line, of.start, of.end)
         return found
 

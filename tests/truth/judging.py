@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from stepprof.analysis.report.schema import Finding, Report
 from truth.scheduling import Ran, run
-from truth.worlds import DRIVER, HELD, NEEDED, Cause, Name, World
+from truth.worlds import DRIVER, HELD, NEEDED, Cause, Name, Until, World
 
 __all__ = ["Judged", "judged"]
 
@@ -72,7 +72,7 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
     ]
     for truth in truths:
         if about[truth.cause.name]:
-            wrong += _false(world, about[truth.cause.name], truth, report.seconds)
+            wrong += _false(world, about[truth.cause.name], truth, report)
         elif (
             truth.gain > MISSED * report.seconds
             and not _is_hidden(world, truth.cause)
@@ -93,6 +93,8 @@ def _is_named(report: Report, cause: Cause) -> bool:
 
 def _is_hidden(world: World, cause: Cause) -> bool:
     """Return whether what was recorded cannot show a cause."""
+    if cause.processes & world.capped.keys():  # after its end, spans show regions alone
+        return True
     if world.recording == "no traces":  # nor where ranks met
         return bool(cause.topics & {*OF_TRACES, "straggler"})
     shows = "straggler" in cause.topics  # that one process is late, spans and traces show too
@@ -119,23 +121,32 @@ def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
     )
 
 
-def _false(world: World, findings: Sequence[Finding], truth: Judged, length: float) -> list[str]:
+def _false(world: World, findings: Sequence[Finding], truth: Judged, report: Report) -> list[str]:
     """Return what is false in the findings about a cause. Each moment of the step is in one of them."""
     wrong = []
-    within = TOLERANCE * length + SAMPLED * truth.cause.sampled
+    within = TOLERANCE * report.seconds + SAMPLED * truth.cause.sampled
     seconds, most = sum(each.seconds or 0.0 for each in findings), max(truth.spent.values())
     texts = "; ".join(map(_text, findings))
-    if not truth.gain - within <= seconds <= most + within:
+    most *= max(len(report.islands), 1)  # each has a path
+    least = within if world.capped else truth.gain
+    if not least - within <= seconds <= most + within:
         wrong.append(f"{seconds:.3f} s, not {truth.gain:.3f} to {most:.3f}: {texts}")
     for each in findings:
         why = each.why or ""
-        if (ALONE in why and truth.cause.always) or (ELSEWHERE in why and not truth.cause.always):
-            wrong.append(f"always: {truth.cause.always}: {_text(each)}")
+        several = truth.cause.always or truth.cause.every > 0
+        if (ALONE in why and several) or (ELSEWHERE in why and not several):
+            wrong.append(f"always: {truth.cause.always}, every {truth.cause.every}: {_text(each)}")
+        period = re.search(r"every (\d+)", why)
+        if period is not None and int(period[1]) != truth.cause.every:
+            wrong.append(f"every {truth.cause.every}: {_text(each)}")
     gains = [each.saves for each in findings]
+    late = any(isinstance(each, Until) for each in world.steps[world.recorded].get(0, ()))
+    if late and len(truth.cause.processes) == len(world.on):
+        return wrong  # no rank enters the region earlier than others: nothing shows the common time
     if None in gains:
-        if world.recording != "no traces":
+        if world.waits_known and not (len(report.islands) > 1 or late):
             wrong.append(f"no gain, true are {truth.gain:.3f} s: {texts}")
-    elif abs(sum(each or 0.0 for each in gains) - truth.gain) > within:
+    elif not least - within <= sum(each or 0.0 for each in gains) <= truth.gain + within:
         wrong.append(f"saves {gains} s, not {truth.gain:.3f}: {texts}")
     return wrong
 

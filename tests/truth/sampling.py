@@ -14,7 +14,7 @@ __all__ = ["cpu_ns", "evidence"]
 Spanned = dict[str, object]
 
 
-def evidence(line: Line, thread: int, step: int, phase: int) -> Iterator[Spanned]:
+def evidence(line: Line, thread: int, step: int, phase: int, until: int) -> Iterator[Spanned]:
     """Yield the lines of a process about the recorded windows of a step, by its true clock.
 
     Args:
@@ -22,12 +22,14 @@ def evidence(line: Line, thread: int, step: int, phase: int) -> Iterator[Spanned
         thread: its native id.
         step: the number of the step.
         phase: how long after the begin of a window the first sample is taken [ns].
+        until: when the last capture ended.
     """
     for window in line.windows:
+        last = min(window.end, until)
         where = {"thread": thread, "task": None, "step": step, "role": window.role}
-        inside = [each for each in line.pieces if each.start < window.end and each.end > window.start]
+        inside = [each for each in line.pieces if each.start < last and each.end > window.start]
         yield from (_collection(each, where) for each in inside if each.doing.collects)
-        for start, end, samples, doing in _stretches(inside, window.start + phase, window.end):
+        for start, end, samples, doing in _stretches(inside, window.start + phase, last):
             used = sum(
                 each.doing.cpu * max(0, min(each.end, end) - max(each.start, start)) for each in inside
             )
@@ -44,7 +46,7 @@ def evidence(line: Line, thread: int, step: int, phase: int) -> Iterator[Spanned
             "name": "process",
             "kind": "usage",
             "start": window.start,
-            "dur": window.end - window.start,
+            "dur": last - window.start,
             "attrs": {"collections_dropped": 0},
         }
 

@@ -27,6 +27,7 @@ from truth.worlds import (
     Programs,
     Signal,
     Spend,
+    Until,
     World,
 )
 
@@ -201,6 +202,8 @@ def _do(
     if isinstance(action, Spend):
         if action.cause not in without:
             line.spend(action.ns, action.doing, cause=action.cause)
+    elif isinstance(action, Until):
+        line.spend(line.met[-1].leave + action.ns - line.clock, action.doing)
     elif isinstance(action, Forward):
         if action.cause not in without:
             line.forwards.append(Step(line.clock, line.clock + action.ns, action.batch, action.cause))

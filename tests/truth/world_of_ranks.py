@@ -21,7 +21,21 @@ from truth.doings import (
 )
 from truth.model import MS
 from truth.planting import Builder, Planted
-from truth.worlds import COMPUTING, MEETING, PYTHON, WAITING, Action, Cause, Host, Meet, Name, Programs, World
+from truth.worlds import (
+    COMPUTING,
+    MEETING,
+    PYTHON,
+    WAITING,
+    Action,
+    Cause,
+    Close,
+    Host,
+    Meet,
+    Name,
+    Programs,
+    Until,
+    World,
+)
 
 __all__ = ["ranks_world"]
 
@@ -29,6 +43,9 @@ STEPS = 11
 INNOCENT = ("evaluate_actions", "checkpoint_forward", "data_parallel_forward", "update_weights", "")
 """Regions whose names seem to show what they do."""
 RECORDINGS = ("all", "all", "all", "no evidence", "no traces")
+VARIANTS = (None, None, None, None, "deadline", "period", "apart", "capped")
+"""What a world has of what is rare: ranks that work until a common time, causes in every third step, clocks that were never compared, a capture that ended early."""
+PERIOD = 3
 ADDED_FIRST = ("get_batch", "fetch", "snapshot", "pack", "score", "judge")
 ADDED_LAST = ("save_checkpoint", "checkpoint", "evaluate", "validation", "benchmark", "dump_tables")
 
@@ -52,6 +69,8 @@ class Shape:
     held: int
     innocent: str
     device: str
+    deadline: int
+    """How long after a collective the ranks work until a common time; 0: they do not."""
 
     @property
     def ns(self) -> int:
@@ -59,8 +78,13 @@ class Shape:
         return self.data + self.micro * (self.forward + self.backward) + self.optimizer
 
 
+def _variant(seed: int) -> str | None:
+    return random.Random(f"variant {seed}").choice(VARIANTS)
+
+
 def _shape(seed: int) -> Shape:
     drawn = random.Random(f"shape {seed}")
+    until = random.Random(f"deadline {seed}").randint(300, 2000) * MS
     return Shape(
         seed,
         drawn.choice((1, 2, 2, 3, 4, 8)),
@@ -76,6 +100,7 @@ def _shape(seed: int) -> Shape:
         drawn.choice((1, 1, 10)),
         drawn.choice(INNOCENT),
         drawn.choice(("cpu", "cpu", "cuda")),
+        until if _variant(seed) == "deadline" else 0,
     )
 
 
@@ -89,9 +114,14 @@ def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Pr
     for rank in ranks:
         build.open(rank, shape.role)
         build.add(rank, build.work(rank, 2 * MS, PYTHON))
+        together = shape.deadline and shape.ranks > 1
+        if together:
+            build.region(rank, "ready", *meeting("ready"))
         build.added(rank, *ADDED_FIRST)
         build.region(rank, "load_batch", build.work(rank, shape.data, PYTHON))
         build.region(rank, "prepare", build.work(rank, 10 * MS, PYTHON))
+        if together:
+            build.region(rank, "collect", Until(shape.deadline, COMPUTING))
         if shape.innocent:
             build.region(rank, shape.innocent, build.work(rank, shape.forward))
         for number in range(shape.micro):
@@ -228,7 +258,9 @@ def ranks_world(
     shape = _shape(seed)
     drawn = random.Random(f"causes {seed}")
     clocks = random.Random(f"clocks {seed} {again}")
-    hosts = [Host("node-0"), Host("node-1", clocks.randint(-5000, 5000) * MS)][: drawn.choice((1, 2))]
+    variant = _variant(seed) if kinds is None else None
+    second = Host("node-1", clocks.randint(-5000, 5000) * MS, *((-1,) if variant == "apart" else ()))
+    hosts = [Host("node-0"), second][: drawn.choice((1, 2))]
     on: dict[Name, int] = {rank: rank * len(hosts) // shape.ranks for rank in range(shape.ranks)}
     recording = clocks.choice(RECORDINGS) if kinds is None else "all"
     causes: list[Cause] = []
@@ -239,8 +271,19 @@ def ranks_world(
         if alone or (kind in OF_DEVICES and shape.device == "cpu"):
             continue
         cause, more = KINDS[kind](shape, drawn)
+        if variant == "period":
+            cause = replace(cause, every=PERIOD)
+            more = replace(more, steps=range(shape.recorded % PERIOD, STEPS, PERIOD))
         if all(each.region != more.region for each in planted):  # one cause in each region
             causes.append(replace(cause, name=kind, always=always or len(more.steps) == STEPS))
             planted.append(replace(more, cause=kind, steps=range(STEPS) if always else more.steps))
     steps = [_step(shape, step, planted, again) for step in range(STEPS)]
-    return World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, recording, gap)
+    cap = random.Random(f"capped {seed}")
+    capped: dict[Name, float] = (
+        {cap.randrange(shape.ranks): cap.uniform(0.1, 0.9)} if variant == "capped" else {}
+    )
+    for name in capped:
+        steps[shape.recorded][name] = [
+            each if not isinstance(each, Close) else Close() for each in steps[shape.recorded][name]
+        ]
+    return World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, recording, gap, capped)

@@ -104,6 +104,13 @@ class Meet(NamedTuple):
     """Without it, computation hides the transfer."""
 
 
+class Until(NamedTuple):
+    """Work until some nanoseconds after the last collective."""
+
+    ns: int
+    doing: Doing
+
+
 class Signal(NamedTuple):
     """Let the processes that await it continue."""
 
@@ -125,7 +132,7 @@ class Forward(NamedTuple):
     cause: str | None = None
 
 
-Action = Open | Close | Enter | Leave | Spend | Meet | Signal | Await | Forward
+Action = Open | Close | Enter | Leave | Spend | Until | Meet | Signal | Await | Forward
 Programs = Mapping[Name, Sequence[Action]]
 
 
@@ -145,6 +152,8 @@ class Cause:
     """At how many edges its length is known only by samples."""
     always: bool = False
     """Whether all steps have it, not the recorded one alone."""
+    every: int = 0
+    """The period of the steps that have it; 0: not some of them."""
     needs_evidence: bool = False
     """Whether only samples, or recorded collections, show what it is."""
 
@@ -175,3 +184,14 @@ class World:
     """What was recorded: ``all``, ``no evidence``, ``no traces`` or ``no spans``."""
     gap: int = 3_000_000
     """Time between two steps."""
+    capped: Mapping[Name, float] = field(default_factory=dict)
+    """After which share of their windows the captures of some processes ended."""
+
+    @property
+    def waits_known(self) -> bool:
+        """Return whether each wait in a collective was recorded."""
+        return self.recording != "no traces" and not self.capped
+
+    def captured(self, name: Name, start: int, end: int) -> int:
+        """Return until when the capture of a window of a process lasted."""
+        return start + round(self.capped.get(name, 1.0) * (end - start))

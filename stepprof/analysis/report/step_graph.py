@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from stepprof.analysis.report.driver_waits import served
 from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.meetings import CLEAR
 from stepprof.analysis.report.processes import unsure_ns
 from stepprof.analysis.report.schema import Slack
 from stepprof.analysis.report.timelines import DRIVER, LEAST_NS, Timeline
@@ -90,6 +91,7 @@ class StepGraph:
         *,
         possible: bool = False,
     ) -> None:
+        self.start = start
         self.ends = {each.label: each.ends[-1] for each in known if each.stretches}
         self.end = max(self.ends.values(), default=start)
         waits = [
@@ -104,6 +106,7 @@ class StepGraph:
         self.led = {wait.label for wait in kept if not wait.mutual and wait.awaited in drivers} - drivers
         """The ranks that a driver calls."""
         self.computing = {each.label: each.computing for each in known if len(each.computing)}
+        self.deadlines = {each.label: each.deadlines for each in known}
         self.held = {each.label: each.held.clip(start, self.end) for each in known if len(each.held)}
         """The profiler is no part of the job: the replay leaves it out."""
         self.unrecorded_end = max(self.replay({}).values(), default=start)
@@ -115,8 +118,14 @@ class StepGraph:
     def gain(self, without: Mapping[str, Intervals]) -> int | None:
         """Return how much earlier the step would end if processes did not spend some time [ns].
 
-        None: the end would depend on a process whose waits for these processes are not known, or it depends on possible waits.
+        None: the end would depend on a process whose waits for these processes are not known, or on possible waits; or a process
+        would only work longer until a common time.
         """
+        for label, when in without.items():
+            for until, earlier in self.deadlines.get(label, ()):
+                before = when.clip(self.start, until).total
+                if before and CLEAR * earlier >= before:
+                    return None
         gain = self._gain(without)
         other = gain if self._other is None else self._other.gain(without)
         if gain is None or other is None or abs(gain - other) > LEAST_GAIN_NS:

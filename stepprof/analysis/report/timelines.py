@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from heapq import nlargest
+from operator import itemgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -23,6 +26,8 @@ Link = tuple[int, int, str]
 """Start and end of a wait, and the label of the awaited process."""
 LEAST_NS = 1000
 """A shorter remainder of a wait results from rounding."""
+MOST_DEADLINES = 100
+"""Of the common times of a process, those for which others worked longest are known."""
 STILL_NS = 20_000_000
 """A thread that waits for another process is ready to continue less than this after the other one has left the region."""
 
@@ -65,6 +70,8 @@ class Timeline:
     """Possible waits, in order: ranks left a region together, and nothing shows whether they met in it."""
     apart: list[Link] = field(default_factory=list)
     """Ranks left a region together, and this one computed before the last one had entered: it did not wait."""
+    deadlines: list[tuple[int, int]] = field(default_factory=list)
+    """When ranks that computed left a region together with it: they may have worked until a common time. How much earlier one had entered it [ns]."""
     common: Intervals = EMPTY
     """In regions that it left together with other ranks, before the last one had entered."""
     ends: list[int] = field(default_factory=list)
@@ -154,6 +161,8 @@ def timelines(
         for process in processes
     }
     met = {link[1:] for of in links.values() for link in of.met}
+    apart = {label: [link for link in of.apart if link[1:] not in met] for label, of in links.items()}
+    deadlines = _deadlines(ends, apart)
     made = []
     for process in processes:
         label = process.label
@@ -183,7 +192,8 @@ def timelines(
                     activity,
                     computing[label],
                     maybe,
-                    [link for link in of.apart if link[1:] not in met],
+                    apart[label],
+                    deadlines.get(label, []),
                     Intervals.of(link[:2] for link in (*of.met, *of.maybe, *of.apart)),
                 )
             )
@@ -269,6 +279,20 @@ def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activi
         elif not len(communicating.clip(start, until)):
             (found.apart if computes else found.maybe).append((start, end, label))
     return found
+
+
+def _deadlines(
+    ends: Mapping[str, Sequence[CommonEnd]], apart: Mapping[str, Sequence[Link]]
+) -> dict[str, list[tuple[int, int]]]:
+    """Return when each process left regions in which ranks computed until a common time, and how much earlier these had entered."""
+    found: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for label, those in apart.items():
+        chosen = {*those}
+        for each in ends.get(label, ()) if chosen else ():
+            if (each.start, each.end, each.last) in chosen:
+                found[label].append((each.until, each.end - each.start))
+                found[each.last].append((each.gone, each.end - each.start))
+    return {label: nlargest(MOST_DEADLINES, of, key=itemgetter(1)) for label, of in found.items()}
 
 
 def _visits(

@@ -34,6 +34,23 @@ class TestCommonEnds:
         assert topics(made) == []
         assert slack(made) == {}
 
+    def test_what_a_rank_does_before_the_deadline_has_no_known_gain(self):
+        """Rank 1 loads data for 0.5 s longer, and would only compute longer in `collect` without that."""
+
+        def loading(rank, until):
+            return spans(
+                rank,
+                ("window", "step", 0, 1800, None),
+                ("region", "load_batch", 0, until, None),
+                ("region", "collect", until, 1200 - until, None),
+                ("region", "save_checkpoint", 1200, 600, None),
+            )
+
+        made = report(loading(0, 100), loading(1, 600), evidence=[busy(0, 1800), busy(1, 1800)])
+        gains = {each.topic: each.saves for each in made.findings if each.start is not None}
+        assert gains["data"] is None
+        assert gains["checkpoint"] == 0.6
+
     @pytest.mark.parametrize("count", [2, 3, 4])
     def test_several_ranks_with_one_deadline(self, count):
         made = report(
