@@ -9,9 +9,7 @@ The recording determines which of them exist.
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,18 +21,16 @@ from msgspec import Raw
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.npu import COMMUNICATION, HARDWARE
+from stepprof.analysis.timeline.untrusted_database import open_database
 from stepprof.analysis.timeline.utf8 import Utf8
-from stepprof.host.plain_files import open_plain
 
 _BATCH = 8192
 _QUEUE, _PYTHON = 50002, 50003
 _COLLECTOR, _CANN, _GROUPS, _DEVICES = -1, -2, -3, -10
 """Ids of rows of the JSON that are not processes. They count down over several devices."""
 _NO_CONNECTION = 4294967295
-_LOOK = 1_000_000
-_WORK, _WORK_PER_BYTE = 50_000_000, 100
-"""The most SQLite instructions for all queries of a file. A row of 50 bytes takes about 40."""
-_LONGEST_VALUE = 1 << 26
+_NAME_BYTES = 1 << 28
+"""The most characters of all names together."""
 
 
 def _query(table: str, numbers: str, names: str = "") -> str:
@@ -57,6 +53,16 @@ SELECT CAST(a.startNs AS INTEGER), CAST(a.globalTid AS INTEGER), CAST(t.startNs 
 JOIN CONNECTION_IDS c ON c.id = a.connectionId JOIN TASK t ON t.connectionId = c.connectionId
 WHERE a.type = 50001 AND t.connectionId NOT IN (-1, 4294967295) AND a.startNs + t.startNs + a.globalTid + t.deviceId + t.streamId IS NOT NULL
 """
+
+
+_TABLES = frozenset(
+    {
+        *("STRING_IDS", "ENUM_API_TYPE", "META_DATA", "HOST_INFO", "RANK_DEVICE_MAP", "CONNECTION_IDS"),
+        *("PYTORCH_API", "CANN_API", "MSTX_EVENTS", "GC_RECORD", "TASK", "COMPUTE_TASK_INFO"),
+        *("COMMUNICATION_OP", "COMMUNICATION_TASK_INFO", "COMMUNICATION_SCHEDULE_TASK_INFO"),
+    }
+)
+"""The tables that are read."""
 
 
 @dataclass(slots=True)
@@ -119,14 +125,9 @@ class _Opened:
 
     def __enter__(self) -> _Opened:
         try:
-            with open_plain(self._path) as file:
-                size = os.fstat(file.fileno()).st_size
-            uri = f"{self._path.absolute().as_uri()}?mode=ro&immutable=1"
-            self._connection = sqlite3.connect(uri, uri=True)
-            _bound(self._connection, size)
-            self._connection.text_factory = self._stream.utf8.text
-            names = self._connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
-            self._there = frozenset(name for (name,) in names)
+            self._connection, self._there = open_database(
+                self._path, _TABLES, self._stream.utf8.text, self._findings
+            )
         except sqlite3.Error as error:
             self._stream.whole = False
             self._findings.append(f"is not a readable database: {error}")
@@ -153,10 +154,20 @@ class _Opened:
 
     def batches(self) -> Iterator[list[Event]]:
         """Yield the events of each table, and the names of their rows."""
-        strings = self.rows("SELECT id, value FROM STRING_IDS")
-        self._names = {number: "" if value is None else str(value) for number, value in strings}
+        self._read_names()
         for make in (self._host, self._cann, self._ranges, self._collections, self._device, self._groups, self._arrows):  # fmt: skip
             yield from _in_batches(make())
+
+    def _read_names(self) -> None:
+        left = _NAME_BYTES
+        for number, value in self.rows("SELECT id, value FROM STRING_IDS"):
+            name = "" if value is None else str(value)
+            left -= len(name)
+            if left < 0:
+                self._stream.whole = False
+                self._findings.append(f"has more than {_NAME_BYTES} characters of names: the rest is ignored")
+                return
+            self._names[number] = name
 
     def _name(self, number: object, otherwise: str = "?") -> str:
         return self._names.get(number) or otherwise
@@ -252,22 +263,6 @@ class _Opened:
             process, thread = _thread(where)
             yield Event("s", "async_npu", "torch_to_npu", process, thread, _us(start), id=number)
             yield Event("f", "async_npu", "torch_to_npu", _DEVICES - device, stream, _us(end), id=number)
-
-
-def _bound(connection: sqlite3.Connection, size: int) -> None:
-    """Stop queries that take longer than a file of this size needs: a schema may define an endless
-    table.
-    """
-    left = (_WORK + _WORK_PER_BYTE * size) // _LOOK
-
-    def goes_on() -> bool:
-        nonlocal left
-        left -= 1
-        return left < 0
-
-    connection.set_progress_handler(goes_on, _LOOK)
-    if sys.version_info >= (3, 11):
-        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE)
 
 
 def _in_batches(events: Iterator[Event]) -> Iterator[list[Event]]:
