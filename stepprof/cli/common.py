@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from stepprof.errors import ConfigError
 from stepprof.host.plain_files import resolved
 from stepprof.run.layout import SPANS, step_number
 from stepprof.run.names import STATUS
-from stepprof.run.runs import find_run, is_run, list_runs
+from stepprof.run.runs import find_run, has_step, is_run, list_runs
 
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
@@ -83,8 +83,12 @@ def output_dir(args: argparse.Namespace) -> Path:
     return folder
 
 
-def chosen_run(args: argparse.Namespace) -> Path:
+def chosen_run(args: argparse.Namespace, holds: Callable[[Path], bool] = has_step) -> Path:
     """Return the selected run as an absolute path. The folder of one of its steps also sets --step.
+
+    Args:
+        args: of the command.
+        holds: without RUN, the newest run for which this is true comes first.
 
     Raises:
         ConfigError: there is no such run, or --step contradicts RUN.
@@ -98,7 +102,7 @@ def chosen_run(args: argparse.Namespace) -> Path:
         if given is None:
             args.step = number
         return place.parent
-    path = find_run(output_dir(args), args.run).absolute()
+    path = find_run(output_dir(args), args.run, holds=holds).absolute()
     if not is_run(path) and not any((path / part).is_dir() for part in (SPANS, STATUS)):
         known = ", ".join(run.name for run in reversed(list_runs(output_dir(args))[-5:]))
         raise ConfigError(

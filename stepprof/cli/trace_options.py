@@ -28,7 +28,7 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
         "runs",
         metavar="RUN",
         nargs="*",
-        help="a run id, the path of a run, of a step's folder, of a folder of traces or of a trace. Several folders of one run, copied from nodes without a shared disk, are read as one (default: the newest run)",
+        help="a run id, the path of a run, of a step's folder, of a folder of traces or of a trace. Several folders of one run, copied from nodes without a shared disk, are read as one (default: the newest run that has a recorded step)",
     )
     add_output_dir(parser)
     add_step(parser)

@@ -82,6 +82,7 @@ class StepWindow(Scope):
         else:
             ticket: OpenWindow | None = session.enter(step, role, self._version, _early)
             self._after = after = NOT_SELECTED if ticket is None else ticket
+            recorder = cell.recorder or recorder  # the first window may have started the session
         try:
             self._recorder = recorder
             self._thread = thread = recorder.thread.id

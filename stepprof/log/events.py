@@ -133,6 +133,7 @@ EVENTS: dict[str, Event] = {
         "init() was called with another configuration: this session ends, and a new one begins",
         "keys",
     ),
+    "init.failed_late": Event("warning", "the session could not be started at the first window", "reason"),
     "init.deferred": Event("info", "init() was ignored: another process configures this one"),
     "internal.error": Event("warning", "stepprof itself failed; training goes on", "reason exc_info"),
     "background.failed": Event("warning", "work of the background thread failed", "work reason"),

@@ -24,6 +24,7 @@ from stepprof.host.rank import find_identity
 from stepprof.instrument.context import cell
 from stepprof.interrupts import ours
 from stepprof.log import logger
+from stepprof.recording.deferred import Deferred, forget_deferred, is_importing_main
 from stepprof.recording.session import Session, current_session
 from stepprof.run.job_store import JobStore
 from stepprof.run.layout import open_run
@@ -58,6 +59,7 @@ def init(
     Returns:
         The session. A second call with the same configuration returns the same session. With another one, or another
         ``run_id``, the first session ends as by `shutdown`, and the next one has a run of its own: a sweep or a search in one process.
+        While the main module is imported for a child of multiprocessing, the session has no run: one begins with the first window of that child.
 
     Raises:
         ConfigError: the configuration is wrong, or cannot match this job; or ``output_dir`` is not writable, or ``name`` is
@@ -68,11 +70,25 @@ def init(
     waits = config is None and _is_ray_worker() and not any(map(os.environ.get, _CONFIGURING))
     with _starting:
         _end_another(settled, run_id)  # on this thread: it may be the only one that can stop a capture
-    return untraced(
-        lambda: open_session(
-            settled, rank=rank, world_size=world_size, run_id=run_id, name=name, ignored=ignored, waits=waits
+        forget_deferred()
+
+    def open_now() -> Session:
+        return untraced(
+            lambda: open_session(
+                settled,
+                rank=rank,
+                world_size=world_size,
+                run_id=run_id,
+                name=name,
+                ignored=ignored,
+                waits=waits,
+            )
         )
-    )
+
+    if not is_importing_main() or current_session() is not None or _is_off(settled):
+        return open_now()
+    Deferred(open_now, strict=settled.strict)
+    return Session(settled, find_identity(rank, world_size, os.environ), None)
 
 
 def open_session(
@@ -109,7 +125,7 @@ def open_session(
             logger.warning("config.variables_ignored", variables=", ".join(ignored))
         if waits:
             logger.info("init.waiting")
-        if waits or not settled.enabled or (settled.off and not settled.spans):
+        if waits or _is_off(settled):
             return Session(settled, identity, None)
         if identity.world_size is not None and (identity.final or world_size is not None):
             settled.check_world(identity.world_size)
@@ -133,6 +149,10 @@ def open_session(
         return session
 
 
+def _is_off(settled: Config) -> bool:
+    return not settled.enabled or (settled.off and not settled.spans)
+
+
 def shutdown(timeout: float | None = None) -> None:
     """End the session: close open windows and wait ``timeout`` seconds (None: 120) for the exports. Idempotent; also runs at exit.
 
@@ -141,6 +161,7 @@ def shutdown(timeout: float | None = None) -> None:
     session = current_session()
     if session is not None:
         session.shutdown(timeout)
+    forget_deferred()
 
 
 def _end_another(settled: Config, run_id: str | None) -> Session | None:

@@ -14,12 +14,23 @@ from stepprof.run.layout import MANIFEST, SPANS, step_folder, step_number
 from stepprof.run.names import RUN_FILE
 
 
-def find_run(output_dir: Path, run: str | None = None) -> Path:
+def has_step(run: Path) -> bool:
+    """Return whether a run has a recorded step."""
+    return bool(steps(run))
+
+
+def has_spans(run: Path) -> bool:
+    """Return whether a run has a recorded step or a file of spans."""
+    return has_step(run) or any((run / SPANS).glob("*.jsonl"))
+
+
+def find_run(output_dir: Path, run: str | None = None, *, holds: Callable[[Path], bool] = has_step) -> Path:
     """Return the folder of a run.
 
     Args:
         output_dir: the folder that holds runs.
         run: a run id, or the path of a run or of a folder of runs. None: the run in ``output_dir`` that was recorded into last.
+        holds: of several runs without a name, those for which this is true come first: worker processes may have left empty ones.
 
     Raises:
         ConfigError: no such run; the message says where it was searched and what is there.
@@ -30,7 +41,7 @@ def find_run(output_dir: Path, run: str | None = None) -> Path:
             raise ConfigError(
                 f'output_dir = "{output_dir}": no run is recorded there; name another folder with --output-dir, or record a first run with "stepprof demo"'
             )
-        return runs[-1]
+        return next(filter(holds, reversed(runs)), runs[-1])
     places = _places(output_dir, run)
     found = named_run(output_dir, run) or next((place for place in places if place.is_dir()), None)
     if found is not None:

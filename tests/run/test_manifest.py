@@ -68,6 +68,18 @@ HEADER = {
 
 
 class TestFindRun:
+    def test_the_newest_with_a_step(self, tmp_path):
+        """Without a name, an older run that has a recorded step comes before newer ones without: workers may have left these."""
+        for name in ("a", "b", "c"):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "run.json").write_text("{}")
+        assert find_run(tmp_path) == tmp_path / "c"
+        (tmp_path / "b" / "step-000002" / "manifest").mkdir(parents=True)
+        os.utime(tmp_path / "b" / "step-000002" / "manifest", (1, 1))
+        os.utime(tmp_path / "b" / "run.json", (1, 1))
+        assert find_run(tmp_path) == tmp_path / "b"
+        assert find_run(tmp_path, holds=is_run) == tmp_path / "c"
+
     def test_the_newest_by_default(self, tmp_path):
         """The run that was recorded into last is found, whatever its name. A report that
         was made later does not count.

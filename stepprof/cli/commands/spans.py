@@ -19,7 +19,7 @@ from stepprof.formatting import duration, number, printable, size, table
 from stepprof.host.atomic_files import write_atomically
 from stepprof.run.manifest import read_clocks
 from stepprof.run.occurrence_spans import Portions, read_occurrence
-from stepprof.run.runs import run_id_of, steps
+from stepprof.run.runs import has_spans, run_id_of, steps
 
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.manifest_sources import Input
@@ -50,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the spans. Return 1 if there are none."""
-    path = chosen_run(args)
+    path = chosen_run(args, has_spans)
     ranks = None if args.ranks is None else Ranks.parse(args.ranks, "--ranks")
     wanted = Wanted(args.step, args.role, args.region, ranks)
     if args.occurrence is not None and args.step is None:

@@ -15,6 +15,7 @@ from stepprof.cli.common import add_all, add_json, add_run, chosen_run, print_js
 from stepprof.cli.output import console, print_text
 from stepprof.cli.process_table import ALIGN, HEADERS, PROBLEMS, status_notes, status_rows, urgency
 from stepprof.formatting import printable, table
+from stepprof.run.runs import is_run
 from stepprof.run.status import LIVE, read_statuses
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show the status, once or repeatedly. Return 1 if a process is unhealthy."""
-    path = chosen_run(args)
+    path = chosen_run(args, is_run)
     content = describe(path)
     if args.watch is not None:
         content = _watch(path, content, max(args.watch, 0.1), as_json=args.json, show_all=args.all)

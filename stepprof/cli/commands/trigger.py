@@ -14,6 +14,7 @@ from stepprof.cli.output import print_lines, print_text
 from stepprof.errors import ConfigError
 from stepprof.formatting import printable
 from stepprof.run.requests import Request, withdraw_request
+from stepprof.run.runs import is_run
 from stepprof.run.trigger import NEXT, ask, wait_for_answers
 
 WAIT_SECONDS = 4.0
@@ -49,7 +50,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Place or withdraw a request. Return 1 if a rank could not accept it."""
-    path = chosen_run(args)
+    path = chosen_run(args, is_run)
     try:
         if args.withdraw is not None:
             fresh = withdraw_request(path, args.withdraw)

@@ -1,0 +1,96 @@
+"""Test `init` at module level of a script that starts processes with spawn and forkserver: each imports the script again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WORKERS = """
+import multiprocessing, sys
+import stepprof
+stepprof.init({"steps": "2", "backend": "null", "output_dir": "runs"})
+
+def square(number):
+    with stepprof.region("square"):
+        return number * number
+
+if __name__ == "__main__":
+    with multiprocessing.get_context(sys.argv[1]).Pool(2) as pool:
+        for step in (1, 2, 3):
+            with stepprof.profile_step(step):
+                print(pool.map(square, range(3)))
+    stepprof.shutdown()
+"""
+RANKS = """
+import multiprocessing, os, sys
+import stepprof
+stepprof.init({"steps": "2", "ranks": "all", "backend": "null", "output_dir": "runs"}, run_id=sys.argv[2] or None)
+
+def train(rank):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT="1234")
+    window = stepprof.profile_step(1).start()
+    with stepprof.region("forward"):
+        pass
+    window.stop()
+    with stepprof.profile_step(2):
+        pass
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context(sys.argv[1])
+    ranks = [context.Process(target=train, args=(rank,)) for rank in range(2)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join()
+    sys.exit(sum(each.exitcode for each in ranks))
+"""
+
+
+def ran(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    (folder / "job.py").write_text(script)
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("STEPPROF")}
+    done = subprocess.run(
+        [sys.executable, "job.py", *arguments],
+        cwd=folder,
+        env=environ,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+class TestChildren:
+    def test_workers_get_no_run(self, tmp_path: Path, method: str) -> None:
+        """The workers of a pool write no run and no log line; the job has one run, with its step."""
+        done = ran(tmp_path, WORKERS, method)
+        assert done.stdout.splitlines() == ["[0, 1, 4]"] * 3
+        assert "never entered" not in done.stderr
+        [run] = (tmp_path / "runs").glob("*/run.json")
+        assert [path.name for path in run.parent.glob("step-*")] == ["step-000002"]
+        assert [path.name for path in (run.parent / "status").iterdir()] == ["rank-0.json"]
+
+    def test_ranks_record_into_one_run(self, tmp_path: Path, method: str) -> None:
+        """Ranks that such a script starts record from their first window on, with the rank that they have then."""
+        ran(tmp_path, RANKS, method, "")
+        [step] = (tmp_path / "runs").glob("*/step-000002")
+        windows = [json.loads(path.read_text())["windows"][0] for path in (step / "manifest").glob("*.json")]
+        assert sorted((window["rank"], window["status"]) for window in windows) == [
+            (0, "complete"),
+            (1, "complete"),
+        ]
+        lines = [
+            json.loads(line)
+            for path in (step.parent / "spans").glob("rank-*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        spans = [(line["name"], line["step"]) for line in lines if line.get("kind") in ("window", "region")]
+        assert sorted(spans) == sorted([("step", 1), ("forward", 1), ("step", 2)] * 2)
