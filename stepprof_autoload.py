@@ -77,7 +77,8 @@ def activate_later() -> None:
     if wanted():
         import sys
 
-        sys.meta_path.insert(0, _FirstFramework())
+        if not any(isinstance(each, _FirstFramework) for each in sys.meta_path):
+            sys.meta_path.insert(0, _FirstFramework())
 
 
 class _FirstFramework:

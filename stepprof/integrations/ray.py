@@ -1,7 +1,7 @@
 """The adapter of Ray: every worker of the job gets the switches of stepprof, also in a cluster that runs already.
 
-The processes of such a cluster inherit nothing from the job. So the job's runtime environment gets the variables,
-and the folder of our `sitecustomize`, which attaches the adapters in each worker.
+The processes of such a cluster inherit nothing from the job. So the job's runtime environment gets the variables;
+below `stepprof run` also that of `stepprof.pth`, which attaches the adapters in each worker.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from stepprof.config.config import load
 from stepprof.config.loaders import CONFIG_VARIABLE, VARIABLES
-from stepprof.integrations import bootstrap
 from stepprof.integrations.hooks import hooked, result
 from stepprof.run.output_root import output_root
 
 RUNTIME_ENVIRONMENT = "ray._private.worker:_maybe_modify_runtime_env"
 """Called by `ray.init`. It also applies the job's own `RAY_RUNTIME_ENV_HOOK` and that of `uv run`, because Ray knows only one."""
-PATH = "PYTHONPATH"
+AUTOLOAD = "STEPPROF_AUTOLOAD"
+"""The variable of `stepprof.pth`, which `stepprof run` sets."""
 
 
 def with_variables(runtime_env: Any, _: tuple[Any, ...], __: dict[str, Any]) -> dict[str, Any]:
@@ -27,17 +27,13 @@ def with_variables(runtime_env: Any, _: tuple[Any, ...], __: dict[str, Any]) -> 
     """
     environment = dict(runtime_env or {})
     theirs = dict(environment.get("env_vars") or {})
-    ours = {name: os.environ[name] for name in VARIABLES if os.environ.get(name)}
+    ours = {name: os.environ[name] for name in (*VARIABLES, AUTOLOAD) if os.environ.get(name)}
     ours["STEPPROF_OUTPUT_DIR"] = str(
         output_root(load().output_dir)
     )  # workers have other working directories
     if CONFIG_VARIABLE in ours:
         ours[CONFIG_VARIABLE] = str(Path(ours[CONFIG_VARIABLE]).absolute())
     environment["env_vars"] = {**ours, **theirs}
-    folder = str(Path(bootstrap.__file__).parent)
-    if folder in os.environ.get(PATH, "").split(os.pathsep):  # below `stepprof run`
-        rest = theirs.get(PATH, f"${{{PATH}}}")  # Ray replaces it by the worker's own value
-        environment["env_vars"][PATH] = os.pathsep.join([folder, rest])
     return environment
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,6 +20,12 @@ class TestPackages:
         """The example and its prompts are part of the package."""
         examples = files("stepprof.examples")
         assert [name for name in ("grpo.py", "arithmetic.jsonl") if not (examples / name).is_file()] == []
+
+    def test_the_file_that_python_runs_at_its_start(self) -> None:
+        """The installation has `stepprof.pth`. It costs nothing without its variable."""
+        installed = distribution("stepprof").locate_file("stepprof.pth")
+        (line,) = Path(str(installed)).read_text().splitlines()
+        assert line.startswith("import os; os.environ.get(")
 
     def test_types_are_announced(self) -> None:
         """The package has the file `py.typed`, so that type checkers read its annotations."""

@@ -1,7 +1,9 @@
 """`stepprof run COMMAND`: start a job so that stepprof attaches to its training framework.
 
-The job's code is unchanged. Every Python process below the command imports our `sitecustomize`,
-which attaches the adapters. The exit status and the signals of the job pass through.
+The job's code is unchanged. Every Python process below the command attaches the adapters at its start:
+by the installation's `stepprof.pth`, or by our `sitecustomize` where stepprof is only on the path. Another
+tool's `sitecustomize` may hide ours, and cannot hide the first. The exit status and the signals of the
+job pass through.
 """
 
 from __future__ import annotations
@@ -77,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the job: the options as variables, and our folder first on the path."""
+    """Return the environment of the job: the options and the switch of `stepprof.pth` as variables, and our folder first on the path."""
     job = dict(environ)
     for name, (variable, _) in OPTIONS.items():
         if (given := getattr(args, name)) is not None:
@@ -86,6 +88,7 @@ def environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
         job["STEPPROF_OUTPUT_DIR"] = (
             OUTPUT_DIR  # nothing is selected: the job can still be asked with `stepprof trigger`
         )
+    job["STEPPROF_AUTOLOAD"] = "1"
     folder = str(Path(bootstrap.__file__).parent)
     rest = [each for each in job.get("PYTHONPATH", "").split(os.pathsep) if each and each != folder]
     job["PYTHONPATH"] = os.pathsep.join([folder, *rest])

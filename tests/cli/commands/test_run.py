@@ -71,6 +71,26 @@ class TestRun:
         done = run(tmp_path, "--steps", "2", sys.executable, "job.py")
         assert done.stdout.split() == ["True"] * 3, done.stderr
 
+    def test_a_tool_whose_sitecustomize_hides_ours(self, tmp_path) -> None:
+        """A tool may put a `sitecustomize` first that does not run the one behind it, as
+        opentelemetry-instrument does. The processes behind it are recorded all the same.
+        """
+        write(tmp_path)
+        tool = tmp_path / "tool"
+        tool.mkdir()
+        (tool / "sitecustomize.py").write_text(
+            "import os; os.environ['TOOL'] = os.environ.get('TOOL', '') + 'x'"
+        )
+        (tmp_path / "job.py").write_text(f"{JOB}\nprint(os.environ['TOOL'])")
+        (tmp_path / "instrument.py").write_text(
+            "import os, sys\n"
+            f"os.environ['PYTHONPATH'] = {str(tool)!r} + os.pathsep + os.environ['PYTHONPATH']\n"
+            "os.execv(sys.executable, [sys.executable, 'job.py'])"
+        )
+        done = run(tmp_path, "--steps", "2", "--backend", "null", "--", sys.executable, "instrument.py")
+        assert done.stdout == "2 None 8\nx\n", done.stderr
+        assert "step 2 is recorded (1 complete, 1 joined)" in done.stderr
+
     def test_nothing_was_recorded(self, tmp_path) -> None:
         """The job uses no supported framework: the command says what it looked for, and what such a loop needs."""
         done = run(tmp_path, "--steps", "2", sys.executable, "-c", "print(1)")
