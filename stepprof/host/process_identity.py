@@ -68,15 +68,29 @@ def process_start(pid: int) -> int | None:
 
     Return None if it has ended, or without /proc.
     """
+    fields = _stat(pid)
+    return None if fields is None else int(fields[19])
+
+
+def parent_of(pid: int) -> int | None:
+    """Return the parent of process `pid`; None if it has ended, or without /proc.
+
+    >>> parent_of(os.getpid()) in (os.getppid(), None)
+    True
+    """
+    fields = _stat(pid)
+    return None if fields is None else int(fields[1])
+
+
+def _stat(pid: int) -> list[str] | None:
+    """Return the fields of a living process's stat from the state on."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except ours(OSError):
         return None
     # the second field, the name in parentheses, may contain spaces and parentheses
     fields = text.rpartition(")")[2].split()
-    if len(fields) < 20 or fields[0] in "ZX":
-        return None
-    return int(fields[19])
+    return None if len(fields) < 20 or fields[0] in "ZX" else fields
 
 
 def boot_id() -> str | None:

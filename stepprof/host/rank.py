@@ -71,6 +71,9 @@ def find_identity(
     if ray is not None:
         called = name or ray
         return Identity(called, world_size, "ray", final=False, records=DRIVER not in (called, ray))
+    monarch = _monarch(name, environ)
+    if monarch is not None:
+        return monarch
     task = started_task(environ)
     if task is not None:
         return task
@@ -180,6 +183,23 @@ def _distributed() -> tuple[int, int] | None:
     if initialized is None or not distributed.is_available() or not initialized():
         return None
     return distributed.get_rank(), distributed.get_world_size()
+
+
+def _monarch(name: str | None, environ: Mapping[str, str]) -> Identity | None:
+    """Return the place of a Monarch actor in its mesh; the name of the client that started the actors.
+
+    `current_rank()` would start a client in a process without an actor: only a context that exists is asked.
+    """
+    mesh: Any = sys.modules.get("monarch._src.actor.actor_mesh")
+    if mesh is None:
+        return None
+    if not environ.get("HYPERACTOR_MESH_BOOTSTRAP_MODE"):
+        return Identity(name or "driver", None, "monarch", final=False)
+    try:
+        point = mesh._context.get().actor_instance.rank
+        return _checked(Identity(int(point.rank), int(point.extent.nelements), "monarch", final=False))
+    except ours(AttributeError, TypeError, ValueError, ConfigError):  # no actor here, or another Monarch
+        return None
 
 
 def _ray() -> str | None:

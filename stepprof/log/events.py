@@ -147,6 +147,7 @@ EVENTS: dict[str, Event] = {
     "run.divided": Event("warning", "one job writes into several runs", "world_size other_run_id reason"),
     "run.shared": Event("warning", "two jobs write into one run", "other_pid other_host reason"),
     "run.set_aside": Event("warning", "a file of another run was renamed", "path now reason"),
+    "run.alone": Event("warning", "several processes of one parent each record as the only one", "reason"),
     "run.folder_refused": Event("warning", "another run folder is used instead of {path}", "path reason"),
     "run.claims_unusable": Event("warning", "this process has a run of its own", "reason"),
     "run.job_unnamed": Event("warning", "Ray did not return the name of its job"),

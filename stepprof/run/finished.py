@@ -41,7 +41,7 @@ def is_finished(run: Path, rank: int | str | None) -> bool:
     """Return whether a run is over: all of its processes were others than this one, and ended in order.
 
     A run whose other ranks were faster than this one is not over: either its own rank, or all ranks
-    of its world have ended.
+    of its world have ended. A process without a rank joins it, unless its own name has ended.
     """
     mine = rank is not None and (run / STATUS / f"rank-{rank_name(rank)}.json").exists()
     try:
@@ -58,9 +58,10 @@ def is_finished(run: Path, rank: int | str | None) -> bool:
             return False
         if not _has_ended_in_order(status) or status.get("writer") == me:
             return False
-        ranks.add(status.get("rank"))
+        if isinstance(status.get("rank"), int):
+            ranks.add(status["rank"])
         world = status.get("world_size") or world
-    return bool(ranks) and (mine or (isinstance(world, int) and len(ranks) >= world))
+    return mine or (isinstance(rank, int) and isinstance(world, int) and len(ranks) >= world > 0)
 
 
 def _has_ended_in_order(status: Mapping[str, Any]) -> bool:

@@ -49,6 +49,7 @@ from stepprof.run.folders import make_folder
 from stepprof.run.names import RUN_FILE, STATUS, rank_name
 from stepprof.run.output_root import output_root
 from stepprof.run.run_id import Agreement, agree_on_run
+from stepprof.run.siblings import is_second_of_many
 
 if TYPE_CHECKING:
     from stepprof.run.job_store import JobStore
@@ -124,6 +125,14 @@ def open_run(
         }
         # every rank writes it and the first version stays: so each rank has shown that it can write here
         write_exclusively(path / RUN_FILE, _dump(content))
+        if agreement.source == "process" and world_size in (None, 1) and is_second_of_many(path, content):
+            from stepprof.log import logger  # readers of a run work without structlog
+
+            logger.warning(
+                "run.alone",
+                reason="if they are the ranks of one job, its launcher is not known here: set RANK and WORLD_SIZE, "
+                "or give rank= and world_size= to stepprof.init; and give all of them one STEPPROF_RUN_ID",
+            )
     except ConfigError:
         raise
     except ours(ValueError) as error:  # a NUL in the path, or a character that the file system cannot encode

@@ -69,21 +69,24 @@ def agree_on_run(
         ConfigError: `run_id` is not a plain name.
         OSError: a claim cannot be written to `output_dir`.
     """
+    group = _replica_group(environ)
     if run_id is not None:
         if not is_plain_name(run_id):
             raise ConfigError(
                 f'run_id = "{run_id}": not a plain name; use letters, digits, ".", "_" and "-", at most {LONGEST_NAME}, not beginning with "."; did you mean "{safe_name(run_id) or "run"}"?'
             )
-        return Agreement(usable_name(output_dir, run_id), "run_id")
+        return Agreement(usable_name(output_dir, run_id + group), "run_id")
     for source, name in (
         ("STEPPROF_RUN_ID", environ.get("STEPPROF_RUN_ID")),
         ("ray", _ray_job(environ)),
+        ("monarch", _monarch_job(environ)),
         ("slurm", _slurm_step(environ)),
         ("torchelastic", _elastic_run(environ)),
     ):
         safe = safe_name(name or "")
         if safe:
-            may_be_over = source in ("slurm", "torchelastic") and not _is_restarted(environ)
+            safe += group
+            may_be_over = source in ("monarch", "slurm", "torchelastic") and not _is_restarted(environ)
             return Agreement(usable_name(output_dir, safe, rank if may_be_over else None), source)
     claimed = _claimed(output_dir, world_size, environ, rank)
     if claimed.source in ("process", "launcher") and store is not None and store.is_up():
@@ -98,9 +101,9 @@ def agree_on_run(
 
 def job_key(environ: Mapping[str, str], world_size: int | None) -> str | None:
     """Return a string that only the processes of this job have, whatever the run's name; None if unknown."""
-    launched = _ray_job(environ) or _elastic_run(environ)
+    launched = _ray_job(environ) or _monarch_job(environ) or _elastic_run(environ)
     if launched:
-        return launched
+        return launched + _replica_group(environ)
     key = _rendezvous(environ, world_size)
     if key is not None:
         return f"{key} {current_launcher(own=_starts_ranks(environ)).host}" if _is_loopback(environ) else key
@@ -175,6 +178,18 @@ def _is_restarted(environ: Mapping[str, str]) -> bool:
     return environ.get("TORCHELASTIC_RESTART_COUNT", "0") not in ("", "0")
 
 
+def _monarch_job(environ: Mapping[str, str]) -> str | None:
+    """Return the name of the processes that Monarch started, and of their client."""
+    execution = environ.get("HYPERACTOR_EXECUTION_ID")
+    return f"monarch-{execution}" if execution and "monarch._src.actor.actor_mesh" in sys.modules else None
+
+
+def _replica_group(environ: Mapping[str, str]) -> str:
+    """Return the ending of a run's name for a replica group of torchft: each has a rank 0."""
+    group = environ.get("REPLICA_GROUP_ID", "")
+    return f"-group-{int(group)}" if group.isdecimal() and environ.get("NUM_REPLICA_GROUPS") != "1" else ""
+
+
 def _elastic_run(environ: Mapping[str, str]) -> str | None:
     name = environ.get("TORCHELASTIC_RUN_ID")
     return f"torchrun-{name}" if name and name != "none" else None
@@ -194,7 +209,7 @@ def _rendezvous(environ: Mapping[str, str], world_size: int | None) -> str | Non
     """Return what the ranks of an unnamed job have in common; None if this process is alone."""
     address, port = environ.get("MASTER_ADDR"), environ.get("MASTER_PORT")
     together = (world_size or 1) > 1 or environ.get("TORCHELASTIC_RUN_ID") == "none" or _starts_ranks(environ)
-    return f"{address} {port}" if address and port and together else None
+    return f"{address} {port}{_replica_group(environ)}" if address and port and together else None
 
 
 def _ray_job(environ: Mapping[str, str]) -> str | None:

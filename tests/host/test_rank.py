@@ -35,6 +35,7 @@ def nothing_loaded(monkeypatch) -> None:
 
 SRUN = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "5"}
 MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "PMIX_RANK": "2", "PMIX_NAMESPACE": "1"}
+MONARCH = "monarch._src.actor.actor_mesh"
 LIGHTNING = {"MASTER_ADDR": "localhost", "MASTER_PORT": "1", "WORLD_SIZE": "2"}
 
 
@@ -198,3 +199,29 @@ class TestRay:
         assert find_identity(None, None, {}).source == "default"
         module(monkeypatch, "ray")
         assert find_identity(None, None, {}).source == "default"
+
+
+class TestMonarch:
+    """The place of an actor in its mesh; the whole is in docs/ranks.md, run with torchmonarch 0.7."""
+
+    def identity(self, monkeypatch, context, **environ):
+        """Return the identity of a process that has loaded Monarch, with this context of an actor."""
+        mesh = SimpleNamespace(_context=SimpleNamespace(get=lambda: context))
+        monkeypatch.setitem(sys.modules, MONARCH, mesh)
+        return find_identity(None, None, environ)
+
+    def test_an_actor(self, monkeypatch) -> None:
+        """An actor has the rank and the size of its mesh."""
+        point = SimpleNamespace(rank=1, extent=SimpleNamespace(nelements=2))
+        context = SimpleNamespace(actor_instance=SimpleNamespace(rank=point))
+        found = self.identity(monkeypatch, context, HYPERACTOR_MESH_BOOTSTRAP_MODE="x")
+        assert found == Identity(1, 2, "monarch", final=False)
+
+    def test_a_process_without_an_actor(self, monkeypatch) -> None:
+        """Outside of an actor nothing is asked that would start a client: the other sources decide."""
+        found = self.identity(monkeypatch, None, HYPERACTOR_MESH_BOOTSTRAP_MODE="x")
+        assert found == Identity(0, 1, "default", final=False)
+
+    def test_the_client(self, monkeypatch) -> None:
+        """The process that starts the actors is their driver."""
+        assert self.identity(monkeypatch, None) == Identity("driver", None, "monarch", final=False)

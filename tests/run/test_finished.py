@@ -106,6 +106,7 @@ class TestIsFinished:
         (tmp_path / "r" / "status" / "rank-0.json").write_text('{"ended": true, "rank": 0, "world_size": 2}')
         assert not is_finished(tmp_path / "r", 1)
         assert is_finished(tmp_path / "r", 0)
+        assert not is_finished(tmp_path / "r", "driver")
         assert usable_name(tmp_path, "r", 0) == "r.2"
 
 

@@ -91,6 +91,14 @@ class TestOrderOfAuthority:
             ({**SRUN, "SLURM_RESTART_COUNT": "0"}, "slurm-7.0", "slurm"),
             ({**SRUN, "SLURM_STEP_NUM_TASKS": "1", "TORCHELASTIC_RUN_ID": "t"}, "torchrun-t", "torchelastic"),
             ({"TORCHELASTIC_RUN_ID": "t"}, "torchrun-t", "torchelastic"),
+            ({"TORCHELASTIC_RUN_ID": "t", "REPLICA_GROUP_ID": "1"}, "torchrun-t-group-1", "torchelastic"),
+            ({"STEPPROF_RUN_ID": "x", "REPLICA_GROUP_ID": "0"}, "x-group-0", "STEPPROF_RUN_ID"),
+            (
+                {"STEPPROF_RUN_ID": "x", "REPLICA_GROUP_ID": "0", "NUM_REPLICA_GROUPS": "1"},
+                "x",
+                "STEPPROF_RUN_ID",
+            ),
+            ({"STEPPROF_RUN_ID": "x", "REPLICA_GROUP_ID": "../x"}, "x", "STEPPROF_RUN_ID"),
         ],
     )
     def test_the_launchers_own_name(self, tmp_path, environ, run_id, source):
