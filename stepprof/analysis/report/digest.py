@@ -38,7 +38,7 @@ _ALLOCATES = re.compile(
     r"(?:cuda|hip)(?:Malloc|Free|HostAlloc|MallocHost|HostMalloc|FreeHost|HostFree)|cuMem(?:Create|Map|Unmap|Release|SetAccess)|aclrt(?:Malloc|Free)"
 )
 """Calls that take memory from a device's driver, or give it back. The framework's allocator makes them when its cache has no free block."""
-_MEMORY = re.compile(r"memory (allocated|reserved) ")
+_MEMORY = re.compile(r"memory (allocated|reserved) (.+)")
 
 
 class Window(msgspec.Struct, frozen=True, array_like=True):
@@ -151,7 +151,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         bounds = bounds[0] - offset, bounds[1] - offset
         source = within(source, *bounds)
     slices, counters = source.slices, source.counters
-    columns = (source.instants.time, counters.time, slices.start, slices.start + slices.duration)
+    columns = (*source.point_times(), slices.start, slices.start + slices.duration)
     times = [column for column in columns if len(column)]
     events = len(slices) + len(source.instants) + len(counters)
     if not times:
@@ -362,11 +362,13 @@ def _allocating(source: Source, chosen: Chosen) -> bytes:
 def _memory(source: Source) -> list[MemoryPeak]:
     """Return the peak of each counter of memory."""
     counters = source.counters
-    which = _counters(source, lambda name: _MEMORY.match(name) is not None)
+    which = _counters(source, lambda name: _MEMORY.search(name) is not None)
     peaks = []
     for track in np.unique(counters.track[which]).tolist():
         mine = which[counters.track[which] == track]
         top = int(mine[np.argmax(counters.value[mine])])
-        _, what, device = source.tracks[track].name.split(" ", 2)
-        peaks.append(MemoryPeak(f"{device}, {what}", int(counters.value[top]), int(counters.time[top])))
+        found = _MEMORY.search(source.tracks[track].name)
+        if found is not None:
+            name = f"{found[2]}, {found[1]}"
+            peaks.append(MemoryPeak(name, int(counters.value[top]), int(counters.time[top])))
     return peaks

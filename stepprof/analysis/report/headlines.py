@@ -26,7 +26,7 @@ from stepprof.analysis.report.schema import (
 from stepprof.analysis.report.wording import quoted, seconds_text
 from stepprof.analysis.report.wording import seconds as three_digits
 from stepprof.analysis.report.wording import share as percent
-from stepprof.formatting import counted
+from stepprof.formatting import counted, size
 
 MOST_STRAGGLERS = 3
 MOST_SHORTFALLS = 3
@@ -385,7 +385,7 @@ def _memory(rows: Sequence[Memory]) -> list[Finding]:
     if not devices:
         return []
     top = max(devices, key=lambda row: row.peak_bytes)
-    return [Finding(f"{top.label} reached {top.peak_bytes / 2**30:.1f} GiB ({top.device})", "memory")]
+    return [Finding(f"{top.label} reached {size(top.peak_bytes)} ({top.device})", "memory")]
 
 
 def _allocators(rows: Sequence[Allocator]) -> list[Finding]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.collectives import is_device_communication, is_host_communication
 from stepprof.analysis.report.intervals import Indices, Intervals
+from stepprof.analysis.timeline.iterations import forward_step
 from stepprof.analysis.timeline.model import Args, Source, TrackKind
 from stepprof.analysis.timeline.tracks import OURS
 
@@ -25,7 +26,7 @@ _OP, _REGION, _WINDOW, _NOTE, _COPY = (1 << number for number in range(5))
 _HOST, _THREAD, _STREAM, _SAMPLE, _ITERATION = (1 << number for number in range(5, 10))
 _HOST_CALL, _DEVICE_CALL, _DISPATCH, _STEP, _BY_HOST = (1 << number for number in range(10, 15))
 
-_STEPS = ("ProfilerStep#", "execute_context_", "step[", "PyTorch Profiler")
+_STEPS = ("ProfilerStep#", "PyTorch Profiler")
 _KINDS: Mapping[TrackKind, int] = {
     "thread": _THREAD,
     "stream": _STREAM,
@@ -50,7 +51,7 @@ _BY_NAME: Tests = {
     _DEVICE_CALL: is_device_communication,
     # the call that starts a collective is neither communication nor computation
     _DISPATCH: lambda name: name.startswith("c10d::"),
-    _STEP: lambda name: name.startswith(_STEPS),
+    _STEP: lambda name: name.startswith(_STEPS) or forward_step(name) is not None,
     # a library that moves the data itself; what NCCL and HCCL write on threads is only the start of a kernel
     _BY_HOST: lambda name: name.lower().startswith(("gloo:", "mpi:", "ucc:")),
 }
@@ -73,7 +74,7 @@ class Chosen:
         regions: regions and annotations, without collectives and the steps of engines and profilers.
         windows: of ``profile_step``.
         dispatches: the calls on threads that start collectives.
-        annotations: regions of the host that torch writes on a stream.
+        annotations: regions of the host that torch writes on a stream, without the steps of engines and profilers.
     """
 
     def __init__(self, source: Source) -> None:
@@ -99,7 +100,7 @@ class Chosen:
             self.calls = self.communication
         self.dispatches = np.flatnonzero((bits & (_DISPATCH | _THREAD)) == _DISPATCH | _THREAD)
         noted = np.array([word == "gpu_user_annotation" for word in source.categories], bool)
-        self.annotations = np.flatnonzero(noted[slices.category])
+        self.annotations = np.flatnonzero(noted[slices.category] & ((bits & _STEP) == 0))
         self._bits = bits
 
     def when(self, which: Indices) -> Intervals:

@@ -135,16 +135,27 @@ class FlowColumns(_Columns):
     leaves them.
     """
 
-    def built(self, shift_ns: int, tracks: Callable[[Indices, Times, Flags], Indices]) -> Flows:
+    def built(
+        self,
+        shift_ns: int,
+        tracks: Callable[[Indices, Times, Flags], Indices],
+        on_device: Callable[[Indices], Flags] | None = None,
+    ) -> Flows:
         """Return all arrows, `shift_ns` later. Each step and end comes from the latest start or
         step of its arrow before it.
 
         Args:
             shift_ns: added to the times.
             tracks: returns the track of each end of an arrow, from its place, its shifted time, and whether it is an end.
+            on_device: returns whether each of some tracks is of a device; None: every arrow that ends is right.
         """
         time, place, arrow, category, phase = self._joined(shift_ns)
         track = tracks(place, time, phase == self.END)
+        alone = (phase == self.END) & ~np.isin(arrow, arrow[phase == self.BEGIN])
+        if (
+            on_device is not None and alone.any()
+        ):  # ROCm ends an arrow at the launch of a graph, where it begins
+            phase = np.where(alone & ~on_device(track), self.BEGIN, phase)
         pairs = self._pairs(time, arrow, phase)
         if pairs is not None:
             begin, end = pairs

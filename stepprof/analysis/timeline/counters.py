@@ -15,7 +15,10 @@ from stepprof.analysis.timeline.tracks import Place, Rows
 MEMORY = "[memory]"
 """Kineto's name for an allocation event."""
 ValuesOf = Callable[[Event], Iterator[tuple[str, float]]]
-_DEVICES = {0: "CPU", 1: "GPU"}
+_SIZE = b'"Bytes"'
+"""What an allocation of torch 1.8 states alone: it has no sum."""
+_DEVICES = {0: "CPU", 1: "GPU", 6: "GPU", 12: "XPU", 13: "MPS", 15: "HPU", 19: "MTIA"}
+"""torch's numbers of devices (c10/core/DeviceType.h); 6 is a GPU of AMD."""
 
 
 class _Allocation(
@@ -52,7 +55,7 @@ class Counted:
                 values = list(values_of(event))
             except DECODE_ERRORS:
                 values = []
-            self.unreadable += not values
+            self.unreadable += not values and _SIZE not in bytes(event.args)
             pid: Place = event.pid
             rows += [(at, value, self._rows.keys["counter", pid, name]) for name, value in values]
         if rows:

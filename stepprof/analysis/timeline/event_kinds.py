@@ -16,7 +16,7 @@ from stepprof.analysis.timeline.columns import FlowColumns, Interned
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.event_lines import EventLines
 from stepprof.analysis.timeline.model import Indices
-from stepprof.analysis.timeline.tracks import HOST, Rows
+from stepprof.analysis.timeline.tracks import HOST, WRITTEN, Rows
 
 COMPLETE, OTHER, UNWANTED = -1, -2, -3
 """Phases in addition to those of `FlowColumns`."""
@@ -114,12 +114,13 @@ class Kinds:
         if complete:
             columns[0, complete] = COMPLETE
             columns[1, complete] = [self._names[new[at][1]] for at in complete]
-            category = np.array([self._categories[new[at][2]] for at in complete], np.int32)
+            written = [WRITTEN.get(new[at][2], new[at][2]) for at in complete]
+            category = np.array([self._categories[each] for each in written], np.int32)
             place = np.array([self._rows.places[new[at][3:]] for at in complete], np.int32)
             columns[2, complete] = category
-            for at in complete:
-                if new[at][2] in HOST:
-                    self._rows.works_on_host(*new[at][3:])
+            for at, each in zip(complete, written, strict=True):
+                if each in HOST:
+                    self._rows.works_on_host(*new[at][3:], each)
             columns[3, complete] = self._rows.of_places(place, category, self._categories)
         for at, (phase, _, category_, pid, tid) in enumerate(new):
             if (

@@ -391,4 +391,4 @@ def _align_files(found: Found, of_runs: Clocks | None) -> None:
     for number, each in enumerate(found.inputs):
         if each.alignment.method == "unmeasured" and each.piece is None:
             alignment = Alignment("reference") if alone else clocks.alignment(each.origin)
-            found.inputs[number] = replace(each, alignment=alignment)
+            found.inputs[number] = replace(each, alignment=alignment, alone=alone)

@@ -15,7 +15,11 @@ from stepprof.analysis.timeline.model import Flags, Indices, Times
 from stepprof.analysis.timeline.tracks import Rows
 
 BATCH_SIZE = "batch size"
-_VLLM = re.compile(r"execute_(?:context_(\d+)\((\d+)\))?_?(?:generation_(\d+)\((\d+)\))?")
+_TOKENS = r"(?:\((?:sq)?(\d+)[^)]*\))?"
+_VLLM = re.compile(rf"execute_(?:\d+_)?(?:context_(\d+){_TOKENS})?_?(?:generation_(\d+){_TOKENS})?")
+"""As vLLM 0.16 to 0.33 write it: the tokens alone, or followed by lengths of attention."""
+_VLLM_BEFORE = re.compile(r"execute_new_(\d+)_cached_(\d+)")
+"""As vLLM 0.12 and 0.13 write it: requests that are new to the engine, and others."""
 _SGLANG = re.compile(r"step\[(?:(\w+) )?[^\]]*?\bbs=(\d+)(?: toks=(\d+))?[^\]]*\]")
 _STAGES = {
     "EXTEND": "prefill",
@@ -58,9 +62,16 @@ def forward_step(name: str) -> ForwardStep | None:
     """
     match = _VLLM.fullmatch(name)
     if match is not None and (match[1] or match[3]):
-        prompts, prompt_tokens, running, tokens = (int(match[at] or 0) for at in (1, 2, 3, 4))
+        prompts, running = int(match[1] or 0), int(match[3] or 0)
+        prompt_tokens, tokens = (
+            int(match[at] or 0) if match[at] or not count else None
+            for at, count in ((2, prompts), (4, running))
+        )
         stage = "mixed" if prompts and running else "prefill" if prompts else "decode" if running else "other"
-        return ForwardStep(stage, prompts + running, prompt_tokens, tokens, max(tokens - running, 0))
+        return ForwardStep(stage, prompts + running, prompt_tokens, tokens, max((tokens or 0) - running, 0))
+    match = _VLLM_BEFORE.fullmatch(name)
+    if match is not None:  # a prompt may be computed in several steps, and is new in the first one only
+        return ForwardStep("other", int(match[1]) + int(match[2]), None, None)
     match = _SGLANG.fullmatch(name)
     if match is None:
         return None

@@ -198,6 +198,16 @@ class _Reader:
 
     def _add(self, events: Sequence[Event], kind: Indices, start: Times, duration: Times) -> None:
         name, category, track = self.kinds.complete(kind)
+        memory = name == self.names.get(MEMORY, -1)
+        if (
+            memory.any()
+        ):  # torch's Python exporter draws an allocation as a slice that lasts until the end of the capture
+            at = np.flatnonzero(memory)
+            self.counted.add((events[each] for each in at.tolist()), start[at].tolist(), sums)
+            rest = np.flatnonzero(~memory)
+            events = [events[each] for each in rest.tolist()]
+            start, duration = start[rest], duration[rest]
+            name, category, track = name[rest], category[rest], track[rest]
         self.slices.add(start, duration, name, category, track, args=self._kept(events, name))
         self.iterations.take(name, track, start, duration)
 
@@ -243,13 +253,17 @@ class _Reader:
         self.pairs.finish()
         self.iterations.finish(self.slices, self.counters)
         base = anchor_of(header, self.earliest)
-        if base is None and base_ns is not None:
-            base, alignment = base_ns, Alignment("assumed", 0, None)
+        if base is None and base_ns is not None and (self.ours or self.stated is None):
+            base = base_ns
+            if base or alignment.method != "reference":  # a source alone is by its own clock
+                alignment = Alignment("assumed", 0, None)
         refused = base is None
         shift = (base or 0) - alignment.offset_ns
         slices = self.slices.built(shift)
         flows = self.flows.built(
-            shift, lambda place, time, ends: self.rows.of_ends(place, time, ends, slices)
+            shift,
+            lambda place, time, ends: self.rows.of_ends(place, time, ends, slices),
+            lambda track: np.array([key[0] == "stream" for key in self.rows.keys], bool)[track],
         )
         source = Source(
             origin,
@@ -271,6 +285,8 @@ class _Reader:
         )
         if self.flows.unpaired:
             source.metadata["unpaired_flows"] = self.flows.unpaired
+        if "schemaVersion" in header:
+            source.findings += self.rows.unrecognised(slices, source.categories)
         if is_npu(self.rows.processes()):
             adapt(source, self.rows.processes())
         return _refused(source) if refused and self.earliest is not None else source

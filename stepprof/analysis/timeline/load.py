@@ -19,8 +19,8 @@ from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.span_sources import read_spans_of
 from stepprof.formats.npu_folder import is_database
 
-LAUNCHES = frozenset({"ac2g", "async_npu"})
-"""The categories of arrows from launches to kernels."""
+LAUNCHES = frozenset({"ac2g", "async_npu", "async", "async_gpu"})
+"""The categories of arrows from launches to kernels; the last two are of torch before 2.0."""
 FARTHEST_NS = 86_400 * 10**9
 """A day. No capture is longer."""
 
@@ -72,7 +72,7 @@ def load(
             if is_database(path.name)
             else TraceStream(path, limits, wanted.piece, lines)
         )
-        base = assume.get(ALL) if named is None else named
+        base = assume.get(ALL, 0 if wanted.alone else None) if named is None else named
         by_wall = replace(alignment, offset_ns=alignment.offset_ns + wanted.wall_ahead_ns)
         source = read(stream, wanted.origin, by_wall, args=args, base_ns=base, flows=flows)
         source.alignment = replace(

@@ -72,6 +72,8 @@ class Input:
     """When the profiler held its process up, by `stepprof.analysis.timeline.profiler_stalls`."""
     piece: Piece | None = None
     """For a merged timeline: the source in it; None: the whole file is one source."""
+    alone: bool = False
+    """For a trace without a manifest: no other source is read, so its times may be relative to an unknown one."""
 
 
 @dataclass(slots=True)

@@ -23,6 +23,8 @@ Flags = npt.NDArray[np.bool_]
 Args = bytes | None
 """The raw JSON object of an event's arguments, if it has any."""
 
+PROFILER_END = "Record Window End"
+"""torch's mark of the end of its profiler."""
 TrackKind = Literal["thread", "stream", "async", "sample", "iterations", "counter"]
 """The kind of a track.
 
@@ -262,10 +264,15 @@ class Source:
     @property
     def extent(self) -> tuple[int, int] | None:
         """The first and last time of its events; None without events."""
-        slices, times = self.slices, (self.instants.time, self.counters.time)
+        slices, times = self.slices, self.point_times()
         begins = [int(column.min()) for column in (slices.start, *times) if len(column)]
         ends = [int(column.max()) for column in (slices.start + slices.duration, *times) if len(column)]
         return (min(begins), max(ends)) if begins else None
+
+    def point_times(self) -> tuple[Times, Times]:
+        """The times of its instants and of its counters, without torch's mark of the end of its profiler, which lies after the last event."""
+        end = self.names.index(PROFILER_END) if PROFILER_END in self.names else -1
+        return self.instants.time[self.instants.name != end], self.counters.time
 
     def parts(self, slices: Flags, instants: Flags, counters: Flags) -> Source:
         """Return the source with the chosen slices, instants and counters; flows follow the slices

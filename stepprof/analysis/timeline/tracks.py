@@ -5,6 +5,8 @@ device, name them and sort them.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,18 +19,42 @@ from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.model import Flags, Indices, Slices, Times, Track, TrackKind
 from stepprof.analysis.timeline.own_metadata import StatedRow
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
+from stepprof.formatting import number
 
 DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of work on a stream of a device."""
 DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
 """The category of annotations on a stream, which cover kernels without nesting with them."""
 HOST = frozenset(
-    {"cpu_op", "cuda_runtime", "cuda_driver", "user_annotation", "python_function", "xpu_runtime", "xpu_driver"}
-)  # fmt: skip
+    {
+        *(
+            "cpu_op",
+            "cuda_runtime",
+            "cuda_driver",
+            "user_annotation",
+            "python_function",
+            "xpu_runtime",
+            "xpu_driver",
+        ),
+        *("mtia_runtime", "glow_runtime", "privateuse1_runtime", "privateuse1_driver"),
+    }
+)
 """Categories of work on a thread. A thread and a stream may have the same numbers: the categories
 distinguish them.
 """
 
+WRITTEN = {
+    "Kernel": "kernel",
+    "Memcpy": "gpu_memcpy",
+    "Memset": "gpu_memset",
+    "Operator": "cpu_op",
+    "Python": "python_function",
+    "Runtime": "cuda_runtime",
+    "mtia_ccp_events": "kernel",
+}
+"""What torch 1.8 and 1.9, and devices with words of their own, call a category; and what others call it."""
+_NOT_WORK = frozenset({"Trace", "overhead", "cpu_instant_event", "cuda_event", "cuda_profiler_range"})
+"""Categories of the profiler's own facts, on rows of their own."""
 OURS = "stepprof"
 """The category of stepprof's own events in a trace: regions of coroutines, and regions in a trace
 without others.
@@ -44,6 +70,7 @@ _ON_DEVICE = frozenset(_KINDS[1:])
 
 _OF_PROCESSES = frozenset({"process_name", "process_labels", "process_sort_index"})
 _OF_THREADS = frozenset({"thread_name", "thread_sort_index"})
+_MOST_UNKNOWN = 4
 _TRACK, _NAMED = 900, 600
 """Bytes of memory of a track until it is drawn, and of a name."""
 _STREAM_NAME = re.compile(r"stream\b", re.IGNORECASE)
@@ -75,6 +102,8 @@ class Rows:
     """(pid, tid) of each place at which an arrow starts or ends."""
     _hosts: set[tuple[Place, Place]] = field(default_factory=set)
     """Places at which a thread of the host worked."""
+    _worked: set[Place] = field(default_factory=set)
+    """Processes of which more than Python's frames is known."""
     _tracks: npt.NDArray[np.int32] = field(default_factory=lambda: np.full((0, len(_KINDS)), -1, np.int32))
     _kinds: npt.NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     _process: dict[Place, _Named] = field(default_factory=dict)
@@ -121,9 +150,35 @@ class Rows:
         stated = self._stated.get((pid, tid))
         return self.keys[kind, pid, tid] if stated is None else self.keys["stated", pid, stated.number]
 
-    def works_on_host(self, pid: Place, tid: Place) -> None:
+    def works_on_host(self, pid: Place, tid: Place, category: str) -> None:
         """Note that a place belongs to a thread, even if a stream has the same numbers."""
         self._hosts.add((pid, tid))
+        if category != "python_function":
+            self._worked.add(pid)
+
+    def unrecognised(self, slices: Slices, categories: Sequence[str]) -> list[str]:
+        """Return a sentence for each unknown category of a process without threads, which is a device."""
+        hosts = {pid for pid, _ in self._hosts}
+        new = [at for at, each in enumerate(categories) if each not in HOST | _KIND_OF.keys() | _NOT_WORK]
+        devices = [
+            kind == "thread" and isinstance(pid, int) and pid not in hosts for kind, pid, _ in self.keys
+        ]
+        there = np.flatnonzero(np.isin(slices.category, new) & np.array(devices, bool)[slices.track])
+        keys = list(self.keys)
+        found = Counter(
+            (categories[category], keys[track][1])
+            for category, track in zip(
+                slices.category[there].tolist(), slices.track[there].tolist(), strict=True
+            )
+        )
+        return [
+            f"{number(count)} events of the category {category!r} on {self._device_name(pid)} were not recognised: they are in no figure"
+            for (category, pid), count in found.most_common(_MOST_UNKNOWN)
+        ]
+
+    def _device_name(self, pid: Place) -> str:
+        known = self._process.get(pid)
+        return (known.labels or known.name) if known and (known.labels or known.name) else f"process {pid}"
 
     def of_ends(self, place: Indices, time: Times, ends: Flags, slices: Slices) -> Indices:
         """Return the track of each end of an arrow; on a device, that of the stream. Call it once
@@ -141,10 +196,10 @@ class Rows:
             self._track_of("stream" if ("stream", *at) in self.keys else "thread", *at) for at in self.ends
         ]
         track = np.array(known, dtype=np.int32)[place]
-        for number, (pid, tid) in enumerate(self.ends):
+        for end, (pid, tid) in enumerate(self.ends):
             if not self._is_shared(pid, tid):
                 continue
-            here = np.flatnonzero(place == number)
+            here = np.flatnonzero(place == end)
             thread, stream = self.keys["thread", pid, tid], self.keys["stream", pid, tid]
             on_thread, on_stream = (
                 np.isin(time[here], slices.start[slices.track == row]) for row in (thread, stream)
@@ -197,6 +252,9 @@ class Rows:
         }
         devices = {pid for kind, pid, _ in keys if kind == "stream"}
         processes -= devices - {pid for pid, _ in self._hosts}
+        processes -= {
+            0
+        } - self._worked  # torch puts the outermost frames of a thread that it does not know there
         many = len(processes) > 1
         order = sorted(range(len(keys)), key=lambda number: self._order(keys[number]))
         place = {number: rank for rank, number in enumerate(order)}
@@ -248,7 +306,7 @@ class Rows:
         name = (
             re.sub(r"^stream (\S+) \1$", r"stream \1", thread.name.strip())
             if thread and thread.name
-            else f"stream {tid}"
+            else f"stream {str(tid).removeprefix('stream ')}"
         )
         return f"{label} {name}"
 

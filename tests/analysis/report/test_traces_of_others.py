@@ -1,0 +1,223 @@
+"""Reports of traces that others recorded: each maker writes categories, arrows and allocations in its own way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepprof.cli.main import main
+
+BASE = 1_700_000_000_000_000_000
+LENGTH = 100_000.0
+Event = dict[str, Any]
+Reported = Callable[..., dict[str, Any]]
+
+
+def slice_(
+    name: str, cat: str, ts: float, dur: float, pid: Any = 4711, tid: Any = 4711, **args: Any
+) -> Event:
+    return {"ph": "X", "name": name, "cat": cat, "ts": ts, "dur": dur, "pid": pid, "tid": tid, "args": args}
+
+
+def arrow(phase: str, number: int, ts: float, pid: int, tid: Any, words: tuple[str, str]) -> Event:
+    cat, name = words
+    return {
+        "ph": phase,
+        "id": number,
+        "cat": cat,
+        "name": name,
+        "ts": ts,
+        "pid": pid,
+        "tid": tid,
+        "bp": "e",
+    }
+
+
+def capture(
+    kinds: tuple[str, str, str] = ("cpu_op", "cuda_runtime", "kernel"),
+    *,
+    stream: Any = 7,
+    words: tuple[str, str] = ("ac2g", "ac2g"),
+    device: int = 0,
+) -> list[Event]:
+    """Return ten kernels of 9 ms in 100 ms, each launched by an operator of `decode`."""
+    operator, runtime, kernel = kinds
+    events = [
+        slice_("PyTorch Profiler (0)", "Trace", 0, LENGTH, "Spans", "PyTorch Profiler"),
+        slice_("decode", "user_annotation", 0, 95_000),
+    ]
+    for number in range(10):
+        at = 10_000.0 * number
+        events += [
+            slice_("aten::mm", operator, at, 900),
+            slice_("launch", runtime, at + 10, 5, correlation=number),
+            slice_("gemm", kernel, at + 100, 9_000, device, stream, device=device, correlation=number),
+            arrow("s", number, at + 10, 4711, 4711, words),
+            arrow("f", number, at + 100, device, stream, words),
+        ]
+    return events
+
+
+def allocation(kind: int, total: int, reserved: int, **more: Any) -> Event:
+    """Return an allocation of torch on device 0 of a kind."""
+    args = {
+        "Device Type": kind,
+        "Device Id": 0,
+        "Bytes": 512,
+        "Total Allocated": total,
+        "Total Reserved": reserved,
+    }
+    return {
+        "ph": "i",
+        "s": "t",
+        "name": "[memory]",
+        "ts": 50,
+        "pid": 4711,
+        "tid": 4711,
+        "args": args,
+        **more,
+    }
+
+
+@pytest.fixture
+def reported(tmp_path: Path) -> Reported:
+    """Return a function that writes a trace and returns its report."""
+
+    def reported(events: list[Event], *options: str, **header: Any) -> dict[str, Any]:
+        trace, out = tmp_path / "a.pt.trace.json", tmp_path / "out" / "report.json"
+        out.parent.mkdir(exist_ok=True)
+        top = {"schemaVersion": 1, "baseTimeNanoseconds": BASE, **header}
+        content = {key: value for key, value in top.items() if value is not None}
+        trace.write_text(json.dumps({**content, "traceEvents": events}))
+        assert main(["report", str(trace), "--json", str(out), *options]) == 0
+        result: dict[str, Any] = json.loads(out.read_text())
+        return result
+
+    return reported
+
+
+def sentences(report: dict[str, Any], topic: str) -> list[str]:
+    return [each["text"] for each in report["findings"] if each["topic"] == topic]
+
+
+def launched(report: dict[str, Any]) -> dict[str, int]:
+    """Return how many kernels each region launched."""
+    found: dict[str, int] = {}
+    for row in report["tree"]:
+        if row["kind"] == "kernel":
+            parent = report["tree"][row["parent"]]
+            name = parent["name"] or parent["kind"]
+            found[name] = found.get(name, 0) + row["calls"]
+    return found
+
+
+class TestLength:
+    def test_the_mark_of_the_profilers_end_is_no_part_of_the_step(self, reported: Reported) -> None:
+        """torch writes it once it has stopped, which can take longer than the capture."""
+        mark = {"ph": "i", "s": "g", "name": "Record Window End", "ts": 2 * LENGTH, "pid": "", "tid": ""}
+        report = reported([*capture(), mark])
+        assert report["seconds"] == pytest.approx(0.1)
+        assert sentences(report, "busy") == ["the GPUs were busy for 90% of the captured time"]
+        assert report["idle"][0]["causes"] == {"host": pytest.approx(0.01)}
+
+    def test_one_trace_needs_no_clock(self, reported: Reported) -> None:
+        """Times that are relative to an unknown zero are compared with no other clock."""
+        report = reported(capture(), baseTimeNanoseconds=None)
+        assert report["seconds"] == pytest.approx(0.1)
+        assert report["problems"] == []
+
+
+class TestMakers:
+    @pytest.mark.parametrize(
+        ("kinds", "stream", "words"),
+        [
+            (("cpu_op", "cuda_runtime", "kernel"), 7, ("ac2g", "ac2g")),
+            (("Operator", "Runtime", "Kernel"), "stream 7", ("async", "launch")),
+            (("cpu_op", "mtia_runtime", "mtia_ccp_events"), 3, ("ac2g", "ac2g")),
+            (("cpu_op", "privateuse1_runtime", "kernel"), 3, ("ac2g", "ac2g")),
+            (("cpu_op", "xpu_runtime", "kernel"), 3, ("ac2g", "ac2g")),
+        ],
+    )
+    def test_categories_of_each_maker(
+        self, reported: Reported, kinds: tuple[str, str, str], stream: Any, words: tuple[str, str]
+    ) -> None:
+        """Torch 1.8, today's torch, MTIA, devices of others, XPU."""
+        report = reported(capture(kinds, stream=stream, words=words))
+        assert sum(each["calls"] for each in report["kernels"]) == 10
+        assert sum(each["calls"] for each in report["ops"]) == 10
+        assert sentences(report, "busy") == ["the GPUs were busy for 90% of the captured time"]
+        assert launched(report) == {"decode": 10}
+        assert report["problems"] == []
+
+    def test_an_unknown_category_is_counted_and_named(self, reported: Reported) -> None:
+        """Work of a device that is in no figure is a problem of the report."""
+        name = {"ph": "M", "name": "process_name", "pid": 5, "tid": 0, "args": {"name": "XYZ 0"}}
+        unknown = [slice_("gemm", "xyz_events", 900.0 * n, 800, 5, 3) for n in range(100)]
+        report = reported([*capture(), name, *unknown])
+        (problem,) = report["problems"]
+        assert problem["problem"] == (
+            "100 events of the category 'xyz_events' on XYZ 0 were not recognised: they are in no figure"
+        )
+
+    @pytest.mark.parametrize("phase", ["s", "f"])
+    def test_kernels_of_a_graph(self, reported: Reported, phase: str) -> None:
+        """All kernels have the arrow of the launch, where ROCm ends one instead of beginning it."""
+        graph = [
+            slice_("decode", "user_annotation", 0, 90_000),
+            slice_("hipGraphLaunch", "cuda_runtime", 1_000, 50, correlation=9),
+            arrow(phase, 9, 1_000, 4711, 4711, ("ac2g", "ac2g")),
+        ]
+        for number in range(40):
+            at = 2_000.0 * (number + 1)
+            graph += [
+                slice_("gemm", "kernel", at, 1_900, 0, 7, correlation=9),
+                arrow("f", 9, at, 0, 7, ("ac2g", "ac2g")),
+            ]
+        assert launched(reported(graph)) == {"decode": 40}
+
+    def test_a_step_marker_is_the_region_of_nothing(self, reported: Reported) -> None:
+        """An engine's step is no region of the job, neither in the title nor in a sentence."""
+        name = "execute_context_1(888)_generation_0(0)"
+        events = [
+            slice_(name, "user_annotation", 0, 99_000),
+            slice_(name, "gpu_user_annotation", 100, 98_000, 0, 7),
+        ]
+        for number in range(10):
+            at = 9_000.0 * number
+            events += [slice_("multimem_all_reduce_kernel", "kernel", at + 100, 4_000, 0, 7)]
+        report = reported(events, distributedInfo={"backend": "nccl", "rank": 0, "world_size": 8})
+        assert [each["text"] for each in report["findings"] if "execute_" in each["text"]] == []
+
+
+class TestMemory:
+    @pytest.mark.parametrize(("kind", "device"), [(1, "GPU 0"), (6, "GPU 0"), (12, "XPU 0"), (19, "MTIA 0")])
+    def test_the_device_has_its_name(self, reported: Reported, kind: int, device: str) -> None:
+        """A GPU of AMD is a GPU."""
+        report = reported([*capture(), allocation(kind, 4096, 20 * 2**20)])
+        assert {each["device"]: each["peak_bytes"] for each in report["memory"]} == {
+            f"{device}, allocated": 4096,
+            f"{device}, reserved": 20 * 2**20,
+        }
+        assert sentences(report, "memory") == [f"a.pt.trace.json reached 20.0 MiB ({device}, reserved)"]
+
+    def test_frames_of_an_unknown_thread_are_no_process(self, reported: Reported) -> None:
+        """torch puts them at process 0, which hid the memory of the other one."""
+        frames = slice_("threading.py(1): _bootstrap", "python_function", 0, 99, 0, 0)
+        report = reported([*capture(device=1), frames, allocation(1, 4096, 8 * 2**30)])
+        assert [each["device"] for each in report["memory"]] == ["GPU 0, reserved", "GPU 0, allocated"]
+
+    def test_an_allocation_drawn_as_a_slice(self, reported: Reported) -> None:
+        """torch's Python exporter lets it last until the end of the capture."""
+        drawn = allocation(1, 4096, 8 * 2**30, ph="X", cat="cpu_instant_event", dur=LENGTH - 50)
+        report = reported([*capture(), drawn])
+        assert [each["device"] for each in report["memory"]] == ["GPU 0, reserved", "GPU 0, allocated"]
+
+    def test_an_allocation_without_a_sum(self, reported: Reported) -> None:
+        """torch 1.8 states the size alone: no peak is known, and nothing is unreadable."""
+        old = allocation(0, 0, 0, args={"Device Type": 0, "Device Id": -1, "Bytes": 4096})
+        report = reported([*capture(), old])
+        assert (report["memory"], report["problems"]) == ([], [])
