@@ -23,15 +23,18 @@ from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
-from stepprof.analysis.report.schema import Job, Problem, Report
+from stepprof.analysis.report.schema import Finding, Job, Problem, Report
+from stepprof.analysis.report.wording import seconds as seconds_text
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input
 from stepprof.analysis.timeline.load import LAUNCHES, load
 from stepprof.analysis.timeline.manifest_sources import windows_edges
 from stepprof.analysis.timeline.profiler_stalls import without_held_slices
+from stepprof.analysis.timeline.profiler_steps import MarkedStep, cut_to_step, marked_steps, median_step
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
-from stepprof.errors import StepprofError
+from stepprof.errors import ConfigError, StepprofError
+from stepprof.formatting import ranges
 from stepprof.run.evidence import read_evidence
 from stepprof.run.fields import LONGEST_NAME
 from stepprof.run.runs import read_run
@@ -65,7 +68,40 @@ def analyse(
     sizes = [wanted.bytes for wanted in found.inputs]
     tasks = tasks_of(found, assume)
     each = each_in_worker if cluster is None else cluster.each
-    return report_of(found, each(digest_input, tasks, sizes=sizes, workers=workers, progress=progress))
+    results = list(each(digest_input, tasks, sizes=sizes, workers=workers, progress=progress))
+    chosen = marked_step(found, [each for each in results if isinstance(each, Digest)])
+    if chosen is None:
+        return report_of(found, results)
+    again = [
+        number
+        for number, made in enumerate(results)
+        if isinstance(made, Digest) and made.marked and made.marked_step != chosen
+    ]
+    moved = [(dataclasses.replace(tasks[at][0], marked_step=chosen), *tasks[at][1:]) for at in again]
+    for at, made in zip(
+        again, each(digest_input, moved, sizes=[sizes[at] for at in again], workers=workers), strict=True
+    ):
+        results[at] = made
+    return report_of(dataclasses.replace(found, step=chosen), results)
+
+
+def marked_step(found: Found, digests: Sequence[Digest]) -> int | None:
+    """Return which of the steps that torch's profiler marked the report is about: of several, the one of median length; None: all of the traces.
+
+    Raises:
+        ConfigError: no trace has the selected step.
+    """
+    longest: dict[int, MarkedStep] = {}
+    for step in (step for made in digests for step in made.marked):
+        if step.number not in longest or step.length > longest[step.number].length:
+            longest[step.number] = step
+    wanted = next((each.marked_step for each in found.inputs if each.marked_step is not None), None)
+    if wanted is None:
+        return median_step(list(longest.values())) if len(longest) > 1 else None
+    if wanted not in longest:
+        there = f"it has {ranges(sorted(longest))}" if longest else "torch's profiler marked none in it"
+        raise ConfigError.at("--step", wanted, f"no such step is in the trace: {there}")
+    return wanted
 
 
 def tasks_of(found: Found, assume: Mapping[str, int] | None = None) -> list[Task]:
@@ -115,6 +151,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         occurrences=found.occurrences,
         job=job_of(runs),
         recording=_cost(found),
+        findings=[*report.findings[:1], *_marked(digests), *report.findings[1:]],
     )
 
 
@@ -181,7 +218,12 @@ def digest_input(
     source = load(wanted, args=keep, assume=assume, flows=LAUNCHES, evidence=False, lines=True)
     if wanted.piece is not None:
         source = without_held_slices(source)
-    part = cut(source, wanted.window)
+    marked = marked_steps(source) if wanted.origin.kind == "trace" else []
+    number = wanted.marked_step
+    if number is None and len(marked) > 1:
+        number = median_step(marked)
+    at = next((step for step in reversed(marked) if step.number == number), None)
+    part = cut(source if at is None else cut_to_step(source, at), wanted.window)
     made = digest(part.source, bounds)
     return msgspec.structs.replace(
         made,
@@ -189,7 +231,25 @@ def digest_input(
         status=wanted.status,
         recorded_steps=part.recorded,
         unclear=not part.is_known,
+        marked=marked,
+        marked_step=None if at is None else number,
     )
+
+
+def _marked(digests: Sequence[Digest]) -> list[Finding]:
+    """Return how many steps the traces have, and which one the report is about."""
+    of = [made for made in digests if made.marked_step is not None and len(made.marked) > 1]
+    if not of:
+        return []
+    steps = max((made.marked for made in of), key=len)
+    this = of[0].marked_step
+    slowest = max(steps, key=lambda step: step.length)
+    median = next(step for step in steps if step.number == median_step(steps))
+    text = (
+        f"torch's profiler marked {len(steps)} steps ({ranges(sorted(step.number for step in steps))}): this is step {this}; "
+        f"the median is {seconds_text(median.length / 1e9)}, the slowest is step {slowest.number} with {seconds_text(slowest.length / 1e9)}"
+    )
+    return [Finding(text, "steps", advice=f"`--step {slowest.number}` reports on the slowest one")]
 
 
 def _cost(found: Found) -> RecordingCost | None:

@@ -30,6 +30,7 @@ from stepprof.analysis.report.rollout import Samples, collect_samples
 from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.iterations import BATCH_SIZE
 from stepprof.analysis.timeline.model import Alignment, Origin, Source
+from stepprof.analysis.timeline.profiler_steps import MarkedStep
 
 MOST_STRETCHES = 4096
 REGION_STRETCHES = 64
@@ -133,6 +134,10 @@ class Digest(msgspec.Struct, frozen=True):
     """Its outcome in the manifest."""
     whole: bool = True
     """Whether all of the file was read. In a damaged file, the absence of an event shows nothing."""
+    marked: list[MarkedStep] = []
+    """The steps that torch's profiler marked in a trace that stepprof did not record."""
+    marked_step: int | None = None
+    """The one of them that all else is about; None: all of the trace."""
     unread: bool = False
     """The process that read it died, or memory ran out: nothing is known of the file."""
 

@@ -119,6 +119,7 @@ def find(
     roles: Collection[str] | None = None,
     ranks: Ranks | None = None,
     elsewhere: Elsewhere | None = None,
+    marked: bool = False,
 ) -> Found:
     """Find the inputs.
 
@@ -132,6 +133,7 @@ def find(
         roles: only sources of these roles.
         ranks: only these ranks; an engine's workers are not ranks, and stay.
         elsewhere: what other nodes have of the run on disks of their own.
+        marked: whether the caller can select a step that torch's profiler marked in a trace.
 
     Raises:
         ConfigError: there is no such run, step, file, role or rank; the message lists those that exist.
@@ -183,6 +185,8 @@ def find(
         if not runs and len(plain) == 1 and plain[0].is_file():
             found.run_id, found.step = stated_step(plain[0])
         _align_files(found, clocks)
+        if step is not None and not runs:
+            _select_marked(found, step, marked)
     found.inputs = with_held(
         found.inputs, (window for manifest in found.manifests for window in manifest["windows"])
     )
@@ -379,6 +383,23 @@ def _add_folders(inputs: list[Input]) -> None:
         if names[each.origin.path] > 1 and each.piece is None:
             path = readable(Path(each.paths[0]).as_posix())
             inputs[number] = replace(each, origin=replace(each.origin, path=path))
+
+
+def _select_marked(found: Found, step: int, possible: bool) -> None:
+    """Select a step that torch's profiler marked, in the traces that stepprof did not record."""
+    if found.step == step:
+        return
+    if found.step is not None:
+        raise ConfigError.at("--step", step, f"the trace is of step {found.step}")
+    if not possible:
+        raise ConfigError.at(
+            "--step",
+            step,
+            "traces that stepprof did not record stay whole here; `stepprof report` selects a step of them",
+        )
+    found.inputs = [
+        replace(each, marked_step=step) if each.origin.kind == "trace" else each for each in found.inputs
+    ]
 
 
 def _align_files(found: Found, of_runs: Clocks | None) -> None:

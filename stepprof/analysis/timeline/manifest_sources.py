@@ -72,6 +72,8 @@ class Input:
     """When the profiler held its process up, by `stepprof.analysis.timeline.profiler_stalls`."""
     piece: Piece | None = None
     """For a merged timeline: the source in it; None: the whole file is one source."""
+    marked_step: int | None = None
+    """For a trace without a manifest: the selected one of the steps that torch's profiler marked; None: not selected."""
     alone: bool = False
     """For a trace without a manifest: no other source is read, so its times may be relative to an unknown one."""
 

@@ -214,7 +214,12 @@ def _found(args: argparse.Namespace, chosen: Chosen, cluster: Cluster | None) ->
     paths, step = chosen
     elsewhere = None if cluster is None else cluster.elsewhere
     return find(
-        paths, output_dir=output_dir(args), step=step, occurrence=args.occurrence, elsewhere=elsewhere
+        paths,
+        output_dir=output_dir(args),
+        step=step,
+        occurrence=args.occurrence,
+        elsewhere=elsewhere,
+        marked=True,
     )
 
 

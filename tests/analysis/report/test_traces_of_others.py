@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,93 @@ class TestMemory:
         old = allocation(0, 0, 0, args={"Device Type": 0, "Device Id": -1, "Bytes": 4096})
         report = reported([*capture(), old])
         assert (report["memory"], report["problems"]) == ([], [])
+
+
+class TestSteps:
+    """`profiler.step()` marks steps, which are `ProfilerStep#N` in the trace."""
+
+    LENGTHS = (50, 52, 80, 51)
+    """Milliseconds of the steps 4 to 7."""
+
+    @pytest.fixture
+    def steps(self) -> list[Event]:
+        events, at = [], 0.0
+        for number, length in enumerate(self.LENGTHS, 4):
+            whole = 1000.0 * length
+            events += [
+                slice_(f"ProfilerStep#{number}", "user_annotation", at, whole),
+                slice_("score", "user_annotation", at + 20_000, 25_000),
+                slice_("aten::mm", "cpu_op", at + 20_000, 900),
+                slice_("launch", "cuda_runtime", at + 20_000, 5),
+                slice_("gemm", "kernel", at + 20_100, 9_000, 0, 7),
+            ]
+            at += whole
+        return events
+
+    def test_the_report_is_about_the_median_one(self, reported: Reported, steps: list[Event]) -> None:
+        """It names the slowest; a call in each step is no series of calls."""
+        report = reported(steps)
+        assert (report["step"], report["seconds"]) == (7, pytest.approx(0.051))
+        assert [each["calls"] for each in report["kernels"]] == [1]
+        assert sentences(report, "serial") == []
+        assert sentences(report, "steps") == [
+            "torch's profiler marked 4 steps (4-7): this is step 7; the median is 51.0 ms, the slowest is step 6 with 80.0 ms"
+        ]
+
+    def test_one_is_selected(self, reported: Reported, steps: list[Event]) -> None:
+        """`--step N` takes the mark's number."""
+        report = reported(steps, "--step", "6")
+        assert (report["step"], report["seconds"]) == (6, pytest.approx(0.08))
+
+    def test_a_step_that_is_not_there(
+        self, reported: Reported, steps: list[Event], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The error states the marked ones; without marks, that there are none."""
+        for events, there in ((steps, "it has 4-7"), (capture(), "torch's profiler marked none in it")):
+            with pytest.raises(AssertionError):
+                reported(events, "--step", "9")
+            assert f"--step = 9: no such step is in the trace: {there}" in capsys.readouterr().err
+
+    def test_two_ranks_are_about_one_step(self, tmp_path: Path, steps: list[Event]) -> None:
+        """Ranks may differ in which of their steps is the median one."""
+        slower = [{**each, "dur": 65_000.0} if each["name"] == "ProfilerStep#5" else each for each in steps]
+        # the second rank waits after step 5
+        late = [{**each, "ts": each["ts"] + 13_000.0} if each["ts"] >= 102_000.0 else each for each in slower]
+        for rank, events in enumerate((steps, late)):
+            info = {"backend": "nccl", "rank": rank, "world_size": 2}
+            top = {
+                "schemaVersion": 1,
+                "baseTimeNanoseconds": BASE,
+                "host_name": "node",
+                "distributedInfo": info,
+            }
+            (tmp_path / f"rank{rank}.json").write_text(json.dumps({**top, "traceEvents": events}))
+        out = tmp_path / "report.json"
+        assert main(["report", str(tmp_path), "--json", str(out)]) == 0
+        report = json.loads(out.read_text())
+        assert report["step"] == 7
+        assert [each["calls"] for each in report["kernels"]] == [2]
+
+    @pytest.mark.torch
+    def test_steps_of_torch(self, tmp_path: Path) -> None:
+        """A schedule with three active steps, of which the second one is slow."""
+        import torch
+        from torch.profiler import ProfilerActivity, profile, schedule
+
+        trace, out = tmp_path / "steps.json.gz", tmp_path / "report.json"
+        with profile(
+            activities=[ProfilerActivity.CPU],
+            schedule=schedule(wait=1, warmup=1, active=3),
+            on_trace_ready=lambda profiler: profiler.export_chrome_trace(str(trace)),
+        ) as profiler:
+            for number in range(5):
+                torch.ones(8).sum()
+                time.sleep(0.2 if number == 3 else 0.02)
+                profiler.step()
+        assert main(["report", str(trace), "--json", str(out)]) == 0
+        report = json.loads(out.read_text())
+        (text,) = sentences(report, "steps")
+        assert text.startswith("torch's profiler marked 3 steps (2-4): this is step ")
+        assert "the slowest is step 3 with 2" in text
+        assert 0.02 <= report["seconds"] < 0.2
+        assert [each["calls"] for each in report["ops"] if each["name"] == "aten::ones"] == [1]

@@ -1,0 +1,70 @@
+"""Find the steps that torch's profiler marked in a trace (`profiler.step()`), and cut the trace to one of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from stepprof.analysis.timeline.model import Source
+
+_NAME = re.compile(r"ProfilerStep#(\d{1,18})")
+
+
+class MarkedStep(msgspec.Struct, frozen=True, array_like=True):
+    """A step between two calls of `profiler.step()`; nanoseconds on the common clock."""
+
+    number: int
+    start: int
+    end: int
+    """The start of the next one; of the last one, the end of the trace: kernels of it may run after its mark."""
+
+    @property
+    def length(self) -> int:
+        """Nanoseconds."""
+        return self.end - self.start
+
+
+def marked_steps(source: Source) -> list[MarkedStep]:
+    """Return the steps that the thread of the profiler marked, in order."""
+    numbers = {at: int(found[1]) for at, name in enumerate(source.names) if (found := _NAME.fullmatch(name))}
+    slices, extent = source.slices, source.extent
+    threads = np.array([track.kind == "thread" for track in source.tracks], bool)
+    if not numbers or extent is None:
+        return []
+    marks = np.flatnonzero(np.isin(slices.name, [*numbers]) & threads[slices.track])
+    if not len(marks):
+        return []
+    first = marks[np.argmin(slices.start[marks])]
+    marks = marks[slices.track[marks] == slices.track[first]]
+    marks = marks[np.argsort(slices.start[marks], kind="stable")]
+    starts = slices.start[marks].tolist()
+    return [
+        MarkedStep(numbers[name], start, end)
+        for name, start, end in zip(
+            slices.name[marks].tolist(), starts, [*starts[1:], extent[1]], strict=True
+        )
+    ]
+
+
+def median_step(steps: Sequence[MarkedStep]) -> int:
+    """Return the number of the step of median length, of an even number the shorter one."""
+    return sorted(steps, key=lambda step: (step.length, step.number))[(len(steps) - 1) // 2].number
+
+
+def cut_to_step(source: Source, step: MarkedStep) -> Source:
+    """Return what the source recorded in a step; slices that last longer are cut to it."""
+    slices = source.slices
+    ends = slices.start + slices.duration
+    points = [
+        (step.start <= times) & (times < step.end) for times in (source.instants.time, source.counters.time)
+    ]
+    part = source.parts(
+        ((ends > step.start) | (slices.start >= step.start)) & (slices.start < step.end), points[0], points[1]
+    )
+    ends = np.minimum(part.slices.start + part.slices.duration, step.end)
+    part.slices.start = np.maximum(part.slices.start, step.start)
+    part.slices.duration = ends - part.slices.start
+    return part
