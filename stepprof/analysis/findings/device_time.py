@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from stepprof.analysis.findings.facts import Part
+from stepprof.analysis.findings.host_waits import longest_call
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
@@ -13,21 +14,50 @@ def host_bound(ledger: Ledger) -> None:
     """Claim the parts of the path in which a process has a device and its captures show no kernel on it."""
 
     def without_kernels(part: Part) -> Intervals:
-        return part.when & _idle(ledger.facts.timelines[part.process].process)
+        process = ledger.facts.timelines[part.process].process
+        return (part.when & _idle(process)) - _pending(process)
 
     for part in ledger.parts("work"):
+        process = ledger.facts.timelines[part.process].process
+        text = f"the device of {part.process} had no work for {{seconds}} in {inside(part)}"
+        ledger.claim(
+            part,
+            part.when & _idle(process) & _pending(process),
+            "pending",
+            f"{text}, although kernels were launched",
+            why="they began that much later; the trace does not show what they waited for",
+            advice="look at what their streams waited for: an event of another stream, a copy, another process on the device",
+            assumption=None,
+        )
         idle = without_kernels(part)
+        call = longest_call(process.host_calls(), idle)
+        shown = doing(ledger.facts, Part(part.process, part.role, part.region, idle))
         ledger.claim(
             part,
             idle,
             "host",
-            f"the device of {part.process} had no work for {{seconds}} in {inside(part)}",
-            why=doing(ledger.facts, Part(part.process, part.role, part.region, idle))
-            or "its host launched no kernel",
-            advice="launch less and larger work: CUDA graphs, torch.compile, fewer synchronisations (.item(), .cpu())",
+            text,
+            why="; ".join(filter(None, (call.sentence() if call else None, shown))) or _unlaunched(process),
+            advice=call.advice() if call else _less_work(process),
             without=without_kernels,
             assumption="kernels follow each other without gaps",
         )
+
+
+def _pending(process: Process) -> Intervals:
+    return Intervals.all_of(Intervals.unpack(each.pending) for each in process.host_calls())
+
+
+def _unlaunched(process: Process) -> str:
+    """Return what the absence of kernels shows."""
+    if any(each.connected for each in process.host_calls()):
+        return "its host had launched nothing that could run"
+    return "no kernel ran; the trace does not connect kernels with their launches"
+
+
+def _less_work(process: Process) -> str:
+    graphs = "" if any(each.graphs for each in process.host_calls()) else "CUDA graphs, "
+    return f"launch less and larger work: {graphs}torch.compile, fewer synchronisations (.item(), .cpu())"
 
 
 def _idle(process: Process) -> Intervals:

@@ -9,7 +9,14 @@ from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.wording import DATA_IS_THERE, doing, having_of, inside, load_advice
+from stepprof.analysis.findings.wording import (
+    DATA_IS_THERE,
+    NEXT_BATCH,
+    doing,
+    having_of,
+    inside,
+    load_advice,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +141,9 @@ def _named(kind: _Kind, facts: Facts, part: Part) -> tuple[str, tuple[str, ...]]
     is_engine = facts.timelines[part.process].process.kind == "engine"
     for depth, name in enumerate((part.role or "", *(() if is_engine else part.region))):
         last = re.split("[./:]", name.lower())[-1]
-        if kind.names.fullmatch("_".join(re.findall("[a-z]+", last))):
+        if kind.names.fullmatch("_".join(re.findall("[a-z]+", last))) or (
+            kind.topic == "data" and name.startswith(NEXT_BATCH)
+        ):
             return part.process, part.region[:depth]
     return None
 

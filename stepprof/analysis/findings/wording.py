@@ -17,6 +17,8 @@ SHARE_CPUS = (
     "or pin the processes"
 )
 
+NEXT_BATCH = "enumerate(DataLoader)#"
+"""How torch's profiler names the time in which a loop takes the next batch of a `DataLoader`."""
 DATA_IS_THERE = "the data is there when it is needed"
 
 
@@ -84,5 +86,7 @@ _WORKERS_LATE = "its worker processes are too slow: prepare less of the data in 
 def load_advice(facts: Facts, part: Part) -> str:
     """Return what to try about a wait for data: a loader that waits for a queue has workers already."""
     stacks = [stack.modules for stack, _, _ in facts.signs[part.process].shown(part.when)]
+    if any(name.startswith(f"{NEXT_BATCH}_MultiProcessing") for name in part.region):
+        return _WORKERS_LATE
     called = [modules[modules.index(LOADER) - 1] for modules in stacks if LOADER in modules[1:]]
     return _WORKERS_LATE if QUEUES.intersection(called) else _LOAD_AHEAD

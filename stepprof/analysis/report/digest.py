@@ -18,6 +18,7 @@ import numpy.typing as npt
 from stepprof.analysis.report.clipping import sound, within
 from stepprof.analysis.report.collectives import Calls
 from stepprof.analysis.report.engine_work import Batches, batches_of
+from stepprof.analysis.report.host_calls import HostCalls, host_calls
 from stepprof.analysis.report.intervals import Indices, Intervals, Moment, Moments, Times
 from stepprof.analysis.report.nesting import Nest, attributes_of, ended_early, nest_of
 from stepprof.analysis.report.ops import OpTable, op_self_times, op_table
@@ -39,6 +40,8 @@ _ALLOCATES = re.compile(
     r"(?:cuda|hip)(?:Malloc|Free|HostAlloc|MallocHost|HostMalloc|FreeHost|HostFree)|cuMem(?:Create|Map|Unmap|Release|SetAccess)|aclrt(?:Malloc|Free)"
 )
 """Calls that take memory from a device's driver, or give it back. The framework's allocator makes them when its cache has no free block."""
+_TAKES = re.compile(r"(?:cuda|hip)Malloc(?:Async|FromPoolAsync)?|cuMem(?:Create|Map)|aclrtMalloc\w*")
+"""Those of them that take memory of the device."""
 _MEMORY = re.compile(r"memory (allocated|reserved) (.+)")
 
 
@@ -128,6 +131,8 @@ class Digest(msgspec.Struct, frozen=True):
     memory: list[MemoryPeak] = []
     allocating: Moments = b""
     """While it asked a device's driver for memory or gave some back; packed intervals."""
+    host: HostCalls = HostCalls()
+    """What its host did beside the operators."""
     findings: list[str] = []
     bytes: int | None = None
     status: str | None = None
@@ -199,6 +204,7 @@ def digest(source: Source, bounds: tuple[int, int] | None = None) -> Digest:
         samples=_samples(source, chosen),
         memory=_memory(source),
         allocating=_allocating(source, chosen),
+        host=host_calls(source, chosen),
         findings=[*source.findings, *problems],
         whole=source.whole,
     )
@@ -358,7 +364,8 @@ def _counters(source: Source, fits: Callable[[str], bool]) -> Indices:
 
 def _allocating(source: Source, chosen: Chosen) -> bytes:
     names = [number for number, name in enumerate(source.names) if _ALLOCATES.fullmatch(name)]
-    if not names:
+    # a free alone may be the first call, which prepares the device; memory of the host has an allocator of its own
+    if not any(_TAKES.fullmatch(source.names[number]) for number in names):
         return b""
     when = chosen.when(np.flatnonzero(np.isin(source.slices.name, names)))
     return when.coarse(MOST_STRETCHES)[0].pack()

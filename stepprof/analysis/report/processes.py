@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from stepprof.analysis.report.digest import Digest, RegionTotal, Window
+from stepprof.analysis.report.host_calls import HostCalls
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.timeline import clocks
 from stepprof.analysis.timeline.file_names import group_of
@@ -164,6 +165,10 @@ class Process:
     def allocating(self) -> Intervals:
         """Return when it asked the driver of its device for memory, or gave some back."""
         return Intervals.all_of(Intervals.unpack(digest.allocating) for digest in self.digests)
+
+    def host_calls(self) -> list[HostCalls]:
+        """Return what its captures show of the host."""
+        return [digest.host for digest in self.digests]
 
     def covered(self) -> Intervals:
         """Return the time that its captures cover. There, the absence of events shows that the process did

@@ -69,7 +69,8 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     plain = not console.encoding.lower().startswith("utf")
     room = console.width - _INDENT
     version = "" if report.version is None else f"  version {report.version}"
-    which = "traces of" if report.step is None else "run"
+    foreign = report.step is None or {source.kind for source in report.sources} == {"trace"}
+    which = "traces of" if foreign else "run"
     of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
     step = "" if report.step is None else f"  step {report.step}{of}"
     title = Text(printable(f"{which} {report.run_id}{step}{version}"), style="bold")

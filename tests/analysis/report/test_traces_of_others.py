@@ -312,3 +312,73 @@ class TestSteps:
         assert "the slowest is step 3 with 2" in text
         assert 0.02 <= report["seconds"] < 0.2
         assert [each["calls"] for each in report["ops"] if each["name"] == "aten::ones"] == [1]
+
+
+class TestIdle:
+    """Why the device had no work."""
+
+    @staticmethod
+    def idle(call: str, at: float, dur: float, graphs: bool = False) -> list[Event]:
+        """Return a host that is in a call while its device has no work, from 10 to 500 ms."""
+        events = [
+            slice_("PyTorch Profiler (0)", "Trace", 0, 500_000, "Spans", "PyTorch Profiler"),
+            slice_("decode", "user_annotation", 0, 500_000),
+            slice_("launch", "cuda_runtime", 10, 5, correlation=1),
+            slice_("gemm", "kernel", 20, 9_980, 0, 7, correlation=1),
+            arrow("s", 1, 10, 4711, 4711, ("ac2g", "ac2g")),
+            arrow("f", 1, 20, 0, 7, ("ac2g", "ac2g")),
+            slice_(call, "cuda_runtime", at, dur),
+        ]
+        return [*events, slice_("cudaGraphLaunch", "cuda_runtime", 12, 1)] if graphs else events
+
+    @pytest.mark.parametrize(
+        ("call", "advice"),
+        [
+            ("cudaStreamSynchronize", "remove the synchronisation"),
+            ("hipMemcpyWithStream", "copy from pinned memory"),
+            ("cudaHostAlloc", "take the memory once"),
+            ("cudaFree", "it may be the first use"),
+            ("cudaDeviceGetStreamPriorityRange", "it may be the first use"),
+        ],
+    )
+    def test_the_call_of_the_host_is_named(self, reported: Reported, call: str, advice: str) -> None:
+        """The call is the reason if it has at least half of the time."""
+        report = reported(self.idle(call, 20_000, 461_000))
+        (found,) = (each for each in report["findings"] if each["seconds"] and each["topic"] != "step")
+        assert found["topic"] == "host"
+        assert found["why"] == f"its host was in `{call}` for 461 ms of it"
+        assert found["advice"].startswith(advice)
+
+    @pytest.mark.parametrize(("graphs", "advised"), [(False, True), (True, False)])
+    def test_a_short_call_is_no_reason(self, reported: Reported, graphs: bool, advised: bool) -> None:
+        """A process that uses CUDA graphs gets no advice to use them."""
+        report = reported(self.idle("cudaStreamSynchronize", 20_000, 100_000, graphs))
+        (found,) = (each for each in report["findings"] if each["topic"] == "host")
+        assert found["why"] == "its host had launched nothing that could run"
+        assert ("CUDA graphs" in found["advice"]) == advised
+
+    def test_a_kernel_that_was_launched_and_had_not_begun(self, reported: Reported) -> None:
+        """The host is not the reason."""
+        late = [
+            slice_("launch", "cuda_runtime", 11_000, 5, correlation=2),
+            slice_("gemm", "kernel", 491_000, 9_000, 0, 7, correlation=2),
+            arrow("s", 2, 11_000, 4711, 4711, ("ac2g", "ac2g")),
+            arrow("f", 2, 491_000, 0, 7, ("ac2g", "ac2g")),
+        ]
+        report = reported([*self.idle("cudaStreamSynchronize", 12_000, 470_000), *late])
+        (found,) = (each for each in report["findings"] if each["seconds"] and each["topic"] != "step")
+        assert found["topic"] == "pending"
+        assert found["seconds"] == pytest.approx(0.48, abs=0.001)
+
+    def test_without_arrows_no_launch_is_known(self, reported: Reported) -> None:
+        """The sentence says that the trace does not connect kernels with their launches."""
+        events = [each for each in self.idle("cudaEventQuery", 20_000, 10) if each["ph"] == "X"]
+        (found,) = (each for each in reported(events)["findings"] if each["topic"] == "host")
+        assert found["why"] == "no kernel ran; the trace does not connect kernels with their launches"
+
+    def test_a_loader_has_its_name_from_torch(self, reported: Reported) -> None:
+        """The time of `enumerate(DataLoader)` is a wait for data."""
+        name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+        events = [each for each in self.idle("x", 0, 1) if each["name"] != "decode"]
+        report = reported([*events, slice_(name, "user_annotation", 20_000, 400_000)])
+        assert sentences(report, "data") == [f"a.pt.trace.json spent 400 ms on data in `{name}`"]

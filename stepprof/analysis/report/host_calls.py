@@ -1,0 +1,74 @@
+"""Find what a trace shows of the host while its device had nothing to do: calls of the device's runtime, and launches that had not begun."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+import numpy as np
+
+from stepprof.analysis.report.intervals import EMPTY, Intervals, Moments
+from stepprof.analysis.report.slice_kinds import Chosen
+from stepprof.analysis.timeline.model import Source
+
+RUNTIME = frozenset(
+    {"cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"}
+)  # fmt: skip
+"""Categories of calls of a device's runtime."""
+_LAUNCH = re.compile(r".*Launch.*")
+_GRAPH = re.compile(r"(?:cuda|hip)(?:Graph|StreamBeginCapture)\w*")
+MOST_CALLS = 12
+_STRETCHES = 512
+LATENCY_NS = 100_000
+"""A kernel that begins within this time after its launch waited for nothing: a launch takes some 10 us."""
+
+
+class HostCall(msgspec.Struct, frozen=True, array_like=True):
+    """All calls of one function of the runtime."""
+
+    name: str
+    count: int
+    when: Moments
+    """Packed intervals."""
+
+
+class HostCalls(msgspec.Struct, frozen=True):
+    """The calls of a process, and its launches."""
+
+    calls: list[HostCall] = []
+    """The longest ones; without launches."""
+    pending: Moments = b""
+    """While a kernel was launched and had not begun, for longer than `LATENCY_NS`; packed intervals."""
+    connected: bool = False
+    """Whether the trace connects kernels with their launches."""
+    graphs: bool = False
+    """Whether it captured or launched graphs of kernels."""
+
+
+def host_calls(source: Source, chosen: Chosen) -> HostCalls:
+    """Return the calls and launches of a source that has a device; none of any other."""
+    if not len(chosen.device):
+        return HostCalls()
+    slices, flows = source.slices, source.flows
+    runtime = np.array([each in RUNTIME for each in source.categories], bool)
+    which = np.flatnonzero(runtime[slices.category])
+    totals = np.bincount(slices.name[which], slices.duration[which], len(source.names))
+    longest = [at for at in np.argsort(-totals, kind="stable").tolist() if totals[at] > 0]
+    calls = []
+    for name in [at for at in longest if not _LAUNCH.fullmatch(source.names[at])][:MOST_CALLS]:
+        mine = which[slices.name[which] == name]
+        when = chosen.when(mine).coarse(_STRETCHES)[0]
+        calls.append(HostCall(source.names[name], len(mine), when.pack()))
+    streams = np.array([track.kind == "stream" for track in source.tracks], bool)
+    launches = np.flatnonzero(streams[flows.end_track] & ~streams[flows.start_track])
+    pending = EMPTY
+    if len(launches):
+        begin, end = flows.start[launches], flows.end[launches]
+        late = end - begin > LATENCY_NS
+        pending = Intervals.union(begin[late], end[late])
+    return HostCalls(
+        calls,
+        pending.coarse(_STRETCHES)[0].pack(),
+        connected=len(launches) > 0,
+        graphs=any(_GRAPH.fullmatch(source.names[at]) for at in longest),
+    )
