@@ -451,7 +451,9 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
     sentences.about(match["seconds"], 0, (transfer + errors) / 1e9 + LATE * len(calls))
 
 
-@_reads(rf"the device of (?P<who>.+) had no work for (?P<seconds>{TIME}) in {PLACE}(?:, although kernels were launched)?")
+@_reads(
+    rf"the device of (?P<who>.+) had no work for (?P<seconds>{TIME}) in {PLACE}(?:, although kernels were launched)?"
+)
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     (row,) = [row for row in sentences.report.idle if row.label == match["who"]]
     sentences.about(match["seconds"], 0, row.wall - row.busy)
