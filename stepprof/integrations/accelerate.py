@@ -1,15 +1,15 @@
-"""The adapter of accelerate: each step of the first optimizer that synchronises gradients ends a step.
+"""The adapter of accelerate: each step of the leading optimizer that synchronises gradients ends a step.
 
 Below a trainer that opens windows itself, such as Transformers', it adds regions alone.
 """
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 from stepprof.integrations.activation import attach
 from stepprof.integrations.hooks import around, hooked, timed
+from stepprof.integrations.optimizer_steps import LeadingOptimizer
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
 
 ACCELERATOR = "accelerate.accelerator:Accelerator"
@@ -22,7 +22,7 @@ class _Steps:
     def __init__(self) -> None:
         self.loop = TrainingLoop("accelerate")
         self.finished = 0
-        self._optimizer: weakref.ref[Any] | None = None
+        self._leading = LeadingOptimizer()
 
     def begin(self) -> None:
         """Open the window of the step that follows, unless it is open."""
@@ -30,13 +30,8 @@ class _Steps:
             self.loop.begin(self.finished + 1)
 
     def optimized(self, optimizer: Any) -> None:
-        """Note a step of an optimizer. Of several optimizers the first one counts; steps that only
-        accumulate gradients do not.
-        """
-        first = None if self._optimizer is None else self._optimizer()
-        if first is None:
-            self._optimizer = weakref.ref(optimizer)
-        if first in (None, optimizer) and optimizer.gradient_state.sync_gradients:
+        """Note a step of an optimizer; steps that only accumulate gradients do not count."""
+        if optimizer.gradient_state.sync_gradients and self._leading.counts(optimizer):
             self.finished += 1
             self.begin()
 
@@ -57,8 +52,7 @@ def watch(accelerator: Any, finished_steps: int = 0) -> None:
 
 
 def _backward_begins(accelerator: Any, _: tuple[Any, ...], __: dict[str, Any]) -> Any:
-    if _steps.loop.step is None:
-        _steps.begin()
+    _steps.begin()
     return open_timer("backward")
 
 

@@ -1,7 +1,7 @@
 """The adapter of Lightning: callbacks that its entry points load, and its profiler's actions as regions.
 
 `Trainer`: the window of a step begins with its first batch and ends where the next one begins. Its
-number is ``trainer.global_step + 1``. `Fabric` has no trainer: its steps are calls of the optimizer.
+number is ``trainer.global_step + 1``; with manual optimization it counts the batches that stepped. `Fabric` has no trainer: its steps are calls of the optimizer.
 Both exist twice, as ``lightning.pytorch`` and as ``pytorch_lightning``.
 """
 
@@ -15,6 +15,7 @@ from stepprof.instrument.context import cell
 from stepprof.integrations.activation import attach
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.hooks import around, hooked, timed
+from stepprof.integrations.optimizer_steps import LeadingOptimizer, ManualSteps
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
 
 REGIONS = {
@@ -34,19 +35,32 @@ class _Events:
     def __init__(self, *, always: bool = True) -> None:
         self._loop = TrainingLoop("lightning", always=always)
         self._evaluations: list[Any] = []
+        self._manual: ManualSteps | None = None
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the windows of this loop from now on."""
         self._loop.claim()
+        self._manual = None if pl_module.automatic_optimization else ManualSteps(trainer)
+
+    def _finished(self, trainer: Any) -> int:
+        """Return how many steps have finished."""
+        return int(trainer.global_step if self._manual is None else self._manual.finished(trainer))
+
+    def _ended(self, exception: BaseException | None = None) -> None:
+        self._loop.end(exception)
+        self._loop.release()
+        if self._manual is not None:
+            self._manual.close()
+            self._manual = None
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         """Open the window of the step, unless it is open: a step may have several batches."""
-        self._loop.begin(trainer.global_step + 1)
+        self._loop.begin(self._finished(trainer) + 1)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Open the window of an evaluation."""
         if not trainer.sanity_checking:
-            self._evaluations.append(self._loop.evaluation(trainer.global_step))
+            self._evaluations.append(self._loop.evaluation(self._finished(trainer)))
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the window of an evaluation."""
@@ -55,34 +69,31 @@ class _Events:
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Close the last window."""
-        self._loop.end()
-        self._loop.release()
+        self._ended()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """Close every open window, with the exception that ends the job."""
         while self._evaluations:
             self._loop.end_evaluation(self._evaluations.pop(), exception)
-        self._loop.end(exception)
-        self._loop.release()
+        self._ended(exception)
 
 
 class _FabricEvents:
-    """What stepprof does at the events of `Fabric`: each call of the first optimizer ends a step."""
+    """What stepprof does at the events of `Fabric`: each call of the leading optimizer ends a step."""
 
     def __init__(self) -> None:
         self._loop = TrainingLoop("lightning")
-        self._optimizer: Any = None
+        self._leading = LeadingOptimizer()
         self._finished = 0
 
     def on_before_backward(self) -> None:
         """Open the window of the first step, whose beginning Fabric does not report."""
-        if self._loop.step is None and not self._loop.is_claimed_elsewhere:
+        if not self._loop.is_claimed_elsewhere:
             self._loop.begin(self._finished + 1)
 
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
         """Close the window of this step, and open that of the next one."""
-        self._optimizer = optimizer if self._optimizer is None else self._optimizer
-        if optimizer is self._optimizer and not self._loop.is_claimed_elsewhere:
+        if self._leading.counts(optimizer) and not self._loop.is_claimed_elsewhere:
             self._finished += 1
             self._loop.begin(self._finished + 1)
 
@@ -176,6 +187,7 @@ def _trainer_adapter(package: str) -> Adapter:
             f"{callback}.on_exception": ("trainer", "exception"),
             f"{package}.trainer.trainer:Trainer.global_step": (),
             f"{package}.trainer.trainer:Trainer.sanity_checking": (),
+            f"{package}.loops.fit_loop:_FitLoop.total_batch_idx": (),
         },
         distributions=("lightning", "pytorch-lightning"),
         tested=">=2.4,<2.7",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
 
 EVAL = "eval"
 """The role of an evaluation."""
+
+STANDS_STILL = 200
+"""After so many batches without an optimizer step it is logged if a selected step is still to come."""
 
 _logged: set[str] = set()
 _claims: list[TrainingLoop] = []
@@ -143,6 +147,8 @@ class TrainingLoop:
         self._always = always
         self._window: StepWindow | None = None
         self._step: int | None = None
+        self._repeated = 0
+        """How often the open step was begun again."""
 
     @property
     def step(self) -> int | None:
@@ -180,7 +186,13 @@ class TrainingLoop:
             Whether it was opened by this call.
         """
         if step == self._step and self._window is not None:
+            self._repeated += 1
+            if self._repeated == STANDS_STILL:
+                self._say_if_missed(step, None)
             return False
+        if self._step is not None and step > self._step + 1:
+            self._say_if_missed(self._step, step)
+        self._repeated = 0
         self.end()
         if not ensure_session(self._name) and not (self._always and cell.session is not None):
             return False
@@ -188,6 +200,27 @@ class TrainingLoop:
         self._window = stepprof.profile_step(step).start()
         timers.turn(_timers_matter())
         return True
+
+    def _say_if_missed(self, step: int, following: int | None) -> None:
+        """Log once that a selected step does not come, because the framework's number passes over it or stands still.
+
+        Args:
+            step: whose window is open.
+            following: the next step; None: the number stands still.
+        """
+        session = current_session()
+        if session is None:
+            return
+        missed = session.selector.next_selected(step, None)
+        if missed >= (sys.maxsize if following is None else following):
+            return
+        reason = (
+            f"the step has not changed over {STANDS_STILL} batches: does an optimizer step without the framework?"
+            if following is None
+            else f"the framework's number goes from {step} to {following}"
+        )
+        if _first("step missed", self._name):
+            logger.warning("adapter.step_missed", name=self._name, step=missed, reason=reason)
 
     def end(self, error: BaseException | None = None) -> None:
         """Close the window that is open, if any; `error` is what ended the step."""

@@ -80,6 +80,7 @@ EVENTS: dict[str, Event] = {
     "adapter.left_out": Event(
         "warning", "the adapter of {name} does not record a part of this job: {part}", "name part"
     ),
+    "adapter.step_missed": Event("warning", "{name}: the selected step {step} does not come", "name reason"),
     "adapter.yielded": Event(
         "info",
         "the job called init itself: the adapter of {name} opens no windows, its timers are regions",

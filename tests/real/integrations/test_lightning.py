@@ -49,6 +49,48 @@ def main():
 if __name__ == "__main__":
     main()
 """
+MANUAL = """
+import sys
+import lightning as L, torch
+
+kind = sys.argv[1]
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.layer = torch.nn.Linear(4, 1)
+        self.stepped = 0
+    def training_step(self, batch, number):
+        optimizers = self.optimizers(use_pl_optimizer=kind != "raw")
+        if kind == "phases":  # one after the other
+            optimizers = optimizers[:1] if number < 4 else optimizers[1:]
+        if kind == "accumulating" and number % 2 == 0:
+            optimizers = []
+        self.stepped += bool(optimizers)
+        for optimizer in optimizers:
+            optimizer.zero_grad()
+            self.manual_backward(self.layer(batch).sum())
+            optimizer.step()
+    def configure_optimizers(self):
+        return [torch.optim.SGD(self.parameters(), lr=0.1) for _ in range(2)]
+
+def fit(epochs, path=None):
+    trainer = L.Trainer(
+        accelerator="cpu", max_epochs=epochs, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(torch.rand(16, 4), batch_size=2), ckpt_path=path)
+    return trainer
+
+module = Module()
+trainer = fit(1)
+if kind == "resumed":
+    trainer.save_checkpoint("saved.ckpt")
+    fit(2, "saved.ckpt")
+assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
+print(module.stepped)
+"""
 FABRIC = """
 import torch
 from lightning.fabric import Fabric
@@ -64,6 +106,19 @@ for _ in range(4):
     optimizer.step()
     optimizer.zero_grad()
 torch.testing.assert_close(model.weight.detach(), before - 4 * 0.1 * 2)
+"""
+FABRIC_GAN = """
+import torch
+from lightning.fabric import Fabric
+fabric = Fabric(accelerator="cpu")
+fabric.launch()
+model = torch.nn.Linear(4, 1)
+model, *both = fabric.setup(model, *(torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)))
+for optimizers in [both] * 4 + [both[1:]] * 5:
+    for optimizer in optimizers:
+        fabric.backward(model(torch.ones(1, 4)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
 """
 ACCELERATE = """
 import torch
@@ -111,6 +166,12 @@ def windows(folder, step=2):
     return sorted((each["role"] or "step", each["status"]) for each in read_step(run, step)["windows"])
 
 
+def numbers(folder):
+    """Return the numbers of the steps that have a window, in order. A step that was begun at the end of the job may be the last."""
+    (run,) = list_runs(folder / "runs")
+    return [span["step"] for span in read_spans(run) if span.get("kind") == "window"]
+
+
 def regions(folder, step=2):
     """Return the names of the regions of a step."""
     (run,) = list_runs(folder / "runs")
@@ -152,8 +213,32 @@ class TestTrainer:
         assert windows(tmp_path) == [("eval", "joined"), ("step", "complete")]
         assert {"training_step", "backward", "optimizer_step"} <= regions(tmp_path)
 
+    @pytest.mark.parametrize(
+        ("kind", "count"), [("gan", 8), ("raw", 8), ("phases", 8), ("accumulating", 4), ("resumed", 16)]
+    )
+    def test_manual_optimization(self, job, tmp_path, kind, count) -> None:
+        """A step is a batch in which an optimizer stepped, however many there are and whether the job uses
+        Lightning's wrapper. A resumed job continues the count.
+        """
+        done = job(MANUAL, kind, **SWITCHED)
+        assert done.stdout.split() == [str(count)]
+        assert numbers(tmp_path) == list(range(1, count + 1))
+        assert windows(tmp_path) == [("step", "complete")]
+
 
 class TestFabric:
+    def test_several_optimizers(self, job, tmp_path) -> None:
+        """With two optimizers in each batch a batch is a step. In a phase in which the second one steps
+        alone, its steps count.
+        """
+        job(FABRIC_GAN, **SWITCHED)
+        found = numbers(tmp_path)
+        assert found == list(range(1, len(found) + 1))
+        assert len(found) in (
+            8,
+            9,
+        )  # 4 of both, 5 of the second one alone, of which the first two are one step
+
     @pytest.mark.oldest
     def test_the_variable_alone(self, job, tmp_path) -> None:
         """Each step of the optimizer ends a step. The weights are as computed by hand."""
