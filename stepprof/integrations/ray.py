@@ -13,6 +13,7 @@ from typing import Any
 from stepprof.config.config import load
 from stepprof.config.loaders import CONFIG_VARIABLE, VARIABLES
 from stepprof.integrations.hooks import hooked, result
+from stepprof.run.announced import VARIABLE as ANNOUNCE
 from stepprof.run.output_root import output_root
 
 RUNTIME_ENVIRONMENT = "ray._private.worker:_maybe_modify_runtime_env"
@@ -27,7 +28,7 @@ def with_variables(runtime_env: Any, _: tuple[Any, ...], __: dict[str, Any]) -> 
     """
     environment = dict(runtime_env or {})
     theirs = dict(environment.get("env_vars") or {})
-    ours = {name: os.environ[name] for name in (*VARIABLES, AUTOLOAD) if os.environ.get(name)}
+    ours = {name: os.environ[name] for name in (*VARIABLES, AUTOLOAD, ANNOUNCE) if os.environ.get(name)}
     ours["STEPPROF_OUTPUT_DIR"] = str(
         output_root(load().output_dir)
     )  # workers have other working directories

@@ -45,6 +45,7 @@ from stepprof.host.own_files import foreign_folder
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive, writer_identity
 from stepprof.interrupts import ours
+from stepprof.run.announced import announce
 from stepprof.run.folders import make_folder
 from stepprof.run.names import RUN_FILE, STATUS, rank_name
 from stepprof.run.output_root import output_root
@@ -142,6 +143,7 @@ def open_run(
             f'output_dir = "{output_dir}": cannot be made or written: {error.filename or root}: {error.strerror or error}; '
             "name a folder that every process of the job can write, with free space"
         ) from error
+    announce(path, environ)
     return RunDir(path, agreement.run_id)
 
 

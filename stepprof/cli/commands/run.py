@@ -15,7 +15,9 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -26,9 +28,12 @@ from stepprof.config.config import load
 from stepprof.config.loaders import CONFIG_VARIABLE, switched_off
 from stepprof.config.validators import Mistakes
 from stepprof.errors import ConfigError
+from stepprof.host.plain_files import resolved
 from stepprof.integrations import bootstrap
 from stepprof.integrations.activation import FRAMEWORKS
 from stepprof.redaction import quoted
+from stepprof.run.announced import VARIABLE, announced
+from stepprof.run.layout import step_folder
 from stepprof.run.runs import list_runs, read_run, steps
 from stepprof.run.summary import summarize_step
 
@@ -64,16 +69,18 @@ def run(args: argparse.Namespace) -> int:
     environ = environment(args, os.environ)
     check_options(args, environ)
     folder = Path(load(environ=environ).output_dir)
-    before = recorded(folder)
-    try:
-        status = wait(job, environ)
-    except FileNotFoundError:
-        print_lines(f"stepprof run: {job[0]}: command not found", file=sys.stderr)
-        return 127
-    except OSError as error:
-        print_lines(f"stepprof run: {job[0]}: {error.strerror}", file=sys.stderr)
-        return 126
-    for line in outcome(folder, before):
+    before, began = recorded(list_runs(folder)), time.time()
+    with tempfile.NamedTemporaryFile(prefix="stepprof-run-") as file:
+        try:
+            status = wait(job, {**environ, VARIABLE: file.name})
+        except FileNotFoundError:
+            print_lines(f"stepprof run: {job[0]}: command not found", file=sys.stderr)
+            return 127
+        except OSError as error:
+            print_lines(f"stepprof run: {job[0]}: {error.strerror}", file=sys.stderr)
+            return 126
+        runs = announced(Path(file.name))
+    for line in outcome(folder, before, runs, began):
         print_lines(line, file=sys.stderr)
     return status if status >= 0 else end_like(-status)
 
@@ -176,22 +183,39 @@ def end_like(number: int) -> int:
     return 128 + number
 
 
-def recorded(folder: Path) -> dict[Path, set[tuple[int, int]]]:
-    """Return the recorded steps of each run in a folder, with their occurrences."""
+def recorded(runs: Iterable[Path], since: float = 0.0) -> dict[Path, set[tuple[int, int]]]:
+    """Return the steps of each run that were recorded since then (Unix seconds), with their occurrences."""
     return {
-        run: {(each.step, each.occurrence) for step in steps(run) for each in summarize_step(run, step)}
-        for run in list_runs(folder)
+        run: {
+            (each.step, each.occurrence)
+            for step in steps(run)
+            if (run / step_folder(step)).stat().st_mtime >= since
+            for each in summarize_step(run, step)
+        }
+        for run in runs
     }
 
 
-def outcome(folder: Path, before: Mapping[Path, set[tuple[int, int]]]) -> Iterator[str]:
-    """Yield lines about what the job has recorded, with the command that shows it."""
-    after = recorded(folder)
+def outcome(
+    folder: Path, before: Mapping[Path, set[tuple[int, int]]], announced_runs: list[Path], began: float
+) -> Iterator[str]:
+    """Yield lines about what the job has recorded, with the command that shows it.
+
+    Args:
+        folder: the folder of runs that the environment names.
+        before: what its runs had before the job.
+        announced_runs: the runs of the job's processes on this machine, wherever they are.
+        began: when the job began, in Unix seconds.
+    """
+    after = recorded(list_runs(folder))
+    known = {resolved(run) for run in after}
+    elsewhere = [run for run in announced_runs if resolved(run) not in known and run.is_dir()]
+    after |= recorded(elsewhere, since=began - 1)
     runs = [run for run in after if run not in before or after[run] - before[run]]
     if not runs:
-        yield f"stepprof: nothing was recorded in {folder}: no process of the job started a session there"
+        yield f"stepprof: nothing was recorded in {folder}, and no process of the job on this machine started a session in another folder"
         yield f"stepprof: `stepprof run` looks for {', '.join(FRAMEWORKS)}; stepprof doctor shows which of them it finds here"
-        yield "stepprof: another loop calls stepprof.init() once, and has `with stepprof.profile_step(step):` around each step (docs/adopting.md); if it passes a configuration to init(), the output_dir of that one counts"
+        yield "stepprof: another loop calls stepprof.init() once, and has `with stepprof.profile_step(step):` around each step (docs/adopting.md)"
     for run in runs:
         new = sorted(after[run] - before.get(run, set()))
         for variable, value in ignored_in(run).items():

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from fake_framework import write
@@ -122,15 +124,52 @@ class TestRun:
         assert "step 3 is recorded" in done.stderr
         assert "ignored" not in done.stderr
 
-    def test_an_output_folder_that_the_script_overrides(self, tmp_path) -> None:
-        """The run is elsewhere: the command does not find it, and says which folder counts."""
-        (tmp_path / "job.py").write_text(
-            LOOP.format(given="{'steps': 2, 'backend': 'null', 'output_dir': 'there'}")
+    @pytest.mark.parametrize(
+        ("before", "given", "place"),
+        [
+            ("", "{'steps': 2, 'backend': 'null', 'output_dir': 'there'}", "there"),
+            ("import os; os.makedirs('out/1'); os.chdir('out/1')\n", "", "out/1/here"),
+        ],
+    )
+    def test_a_run_in_another_folder(self, tmp_path, before, given, place) -> None:
+        """The script has an output_dir of its own, or changes its working directory as Hydra does: the command
+        finds the run, and names it.
+        """
+        (tmp_path / "job.py").write_text(before + LOOP.format(given=given))
+        for _ in range(2):
+            done = run(
+                tmp_path,
+                "--output-dir",
+                "here",
+                "--steps",
+                "2",
+                "--backend",
+                "null",
+                sys.executable,
+                "job.py",
+            )
+            assert "step 2 is recorded" in done.stderr
+            assert done.stderr.count(f"{tmp_path / place}/") == 1
+            assert "nothing was recorded" not in done.stderr
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+
+    def test_the_processes_of_the_job_get_no_file_after_it(self, tmp_path) -> None:
+        """The file in which processes name their runs is removed at the end; a process that goes on is not disturbed."""
+        code = "import os, stepprof; print(os.environ['STEPPROF_ANNOUNCE'])"
+        done = run(tmp_path, "--steps", "2", sys.executable, "-c", code)
+        assert not Path(done.stdout.strip()).exists()
+        code = "import stepprof; stepprof.init({'backend': 'null'}); print(stepprof.state().run)"
+        after = subprocess.run(
+            [sys.executable, "-c", code],
+            cwd=tmp_path,
+            env={**os.environ, "STEPPROF_ANNOUNCE": done.stdout.strip()},
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=60,
         )
-        done = run(tmp_path, "--output-dir", "here", sys.executable, "job.py")
-        assert "STEPPROF_OUTPUT_DIR" in done.stderr
-        assert "nothing was recorded in here" in done.stderr
-        assert "the output_dir of that one counts" in done.stderr
+        assert "stepprof-runs" in after.stdout
+        assert not Path(done.stdout.strip()).exists()
 
     @pytest.mark.parametrize(
         ("code", "status"),
