@@ -207,7 +207,8 @@ def _rejoined(
     """Return the records of one target, those of processes that followed each other within one visit of another process together.
 
     Clocks of several machines may differ by more than the time between two visits. A process of another machine shows a
-    visit only if its target has one record, since in a restarted job it would have two, and if it lasted for most of the later record.
+    visit only if its target has one record, since in a restarted job it would have two, and if it lasted for most of the later record,
+    whose end is known.
     """
     found: list[_Unit] = []
     for unit in units:
@@ -222,7 +223,7 @@ def _rejoined(
             if process not in both
             and (
                 _clock(process) == last.clock == unit.clock
-                or (process in once and -gap(span, (unit.begin, unit.end)) >= (unit.end - unit.begin) / 2)
+                or (process in once and -gap(span, (unit.begin, unit.end)) >= (unit.end - unit.begin) / 2 > 0)
             )
         ]
         if any(_lasted(span, last, unit) for span in stayed):

@@ -219,7 +219,7 @@ KINDS = (
         NOTHING,
         frozenset(),
         "{process} waited {seconds} for another thread or process, a coroutine or a timeout, in {place}",
-        "add a region to what it waits for, if that is in this process: then its time and its stacks are recorded",
+        "add a region to what it waits for, if that is in this process: then its time and its stacks are recorded; one around each awaited call shows whether calls run one after the other",
         waits=True,
     ),
 )  # fmt: skip
