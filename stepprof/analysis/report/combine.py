@@ -173,7 +173,7 @@ def combine(
     roles = {entry["role"] for entry in (*windows, *engines)} | {each.origin.role for each in everyone}
     notices = [
         *_raised(everyone),
-        *replaced(everyone, lost),
+        *replaced(everyone, lost, {each.label for each in shortfalls}),
         *no_rollout(runs, step, roles | {time.role for time in report.roles}),
     ]
     causes = sorted(tables["findings"], key=worth, reverse=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
 
 from stepprof.analysis.report.processes import Process
@@ -13,12 +13,16 @@ from stepprof.analysis.report.wording import seconds_text
 MOST_NAMES = 3
 
 
-def replaced(processes: Iterable[Process], lost: Iterable[Process] = ()) -> list[Finding]:
-    """Return a notice about each process that another one of its rank followed in a role, and one about those that none followed.
+def replaced(
+    processes: Sequence[Process], lost: Iterable[Process] = (), told: Collection[str] = ()
+) -> list[Finding]:
+    """Return a notice about each process that another one of its rank followed in a role, one about those that none followed,
+    and one about those that ended in a window.
 
     Args:
         processes: of the step.
         lost: those that are not known to have left it, and that none followed.
+        told: those whose incomplete captures are reported anyway.
     """
     ranks: dict[object, list[Process]] = defaultdict(list)
     for process in processes:
@@ -33,7 +37,8 @@ def replaced(processes: Iterable[Process], lost: Iterable[Process] = ()) -> list
         if len(clocks) > 1:
             texts += _on_several_clocks(of)
         found += [Finding(text, "coverage", process=label) for label, text in texts]
-    return [*found, *_lost(lost)]
+    followed = {each.process for each in found}
+    return [*found, *_lost(lost), *_ended(each for each in processes if each.label not in {*told, *followed})]
 
 
 def _on_one_clock(processes: Iterable[Process]) -> Iterator[tuple[str, str]]:
@@ -79,6 +84,21 @@ def _lost(processes: Iterable[Process]) -> list[Finding]:
         text = f"{names} has no end of its window: it was killed, is still in it, or could not write its manifest"
     else:
         text = f"{names} have no ends of their windows: they were killed, are still in them, or could not write their manifests"
+    return [Finding(text, "coverage", process=labels[0] if len(labels) == 1 else None)]
+
+
+def _ended(processes: Iterable[Process]) -> list[Finding]:
+    """Return the notice about processes that ended in a window, whose spans say so. An exception is reported elsewhere."""
+    labels = [
+        each.label
+        for each in processes
+        if any(window.early for window in each.windows)
+        and not any(window.get("body_error") for window in each.manifest_windows)
+    ]
+    if not labels:
+        return []
+    more = f" and {len(labels) - MOST_NAMES} more" if len(labels) > MOST_NAMES else ""
+    text = f"{', '.join(labels[:MOST_NAMES])}{more} left a window before its end: what it would have had after that is not known"
     return [Finding(text, "coverage", process=labels[0] if len(labels) == 1 else None)]
 
 

@@ -63,3 +63,15 @@ class TestReplaced:
         assert text == (
             "actor rank 1 (h) did not finish its window; actor rank 1 (other) did, as the same rank, by a clock that was never compared"
         )
+
+
+def test_a_process_that_ended_in_its_window():
+    """SIGTERM or `sys.exit` came in the window, and the backend recorded nothing that would say so."""
+    made = spans(0, ("window", "actor", 0, 30, "actor"))
+    made.slices.args = [b'{"role":"actor","kind":"window","unfinished":true}']
+    report = combine(
+        [digest(made)], step=2, run_id="r", manifests=[manifest(window(0, end=30, backend="null"))]
+    )
+    assert "actor rank 0 left a window before its end: what it would have had after that is not known" in [
+        each.text for each in report.findings
+    ]
