@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+import re
 from importlib.metadata import distribution
 from importlib.resources import files
 from pathlib import Path
 
+from packaging.version import Version
+
 import stepprof
+
+FAULTY_BELOW = {
+    "pyarrow": "14.0.1",  # CVE-2023-47248: a file of IPC or Parquet runs code
+    "setuptools": "78.1.1",  # CVE-2025-47273: a path out of the folder
+    "flask-cors": "6",  # CVE-2024-6839 and others
+}
+"""Versions of packages with known faults. SECURITY.md says what holds for the others."""
+
+
+class TestDependencies:
+    def test_lower_bounds_leave_out_known_faults(self) -> None:
+        """No lower bound admits a version with a known fault that stepprof could meet."""
+        text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+        bounds = dict(re.findall(r'"([a-z-]+)(?:\[[\w,-]+\])?>=([\d.]+)"', text))
+        admitted = {name: Version(bounds[name]) for name in FAULTY_BELOW}
+        assert all(admitted[name] >= Version(fixed) for name, fixed in FAULTY_BELOW.items())
 
 
 class TestPackages:

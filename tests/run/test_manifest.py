@@ -108,6 +108,12 @@ class TestFindRun:
         assert find_run(tmp_path / "runs", "r").resolve() == run.resolve()
         assert find_run(tmp_path / "runs", "./r").resolve() == tmp_path / "r"
 
+    @pytest.mark.parametrize("name", ["x" * 5000, "x\0y", "a/" * 3000])
+    def test_a_name_that_no_folder_can_have(self, tmp_path, name):
+        """A name that is too long or has a NUL raises the error of an unknown run."""
+        with pytest.raises(ConfigError, match="neither a run under"):
+            find_run(tmp_path, name)
+
     def test_a_folder_that_is_not_a_run_is_left_to_the_caller(self, tmp_path):
         """`find_run` returns a folder that exists although it is no run: `check` decides about it."""
         (tmp_path / "empty").mkdir()

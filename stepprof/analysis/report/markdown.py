@@ -21,6 +21,9 @@ _CODE = re.compile(r"(`[^`]*[^`\s][^`]*`)")
 _SPECIAL = re.compile(r"[\\`*\[\]|#~$]|(?<![^\W_])_|_(?![^\W_])")
 
 
+_ENTITY = re.compile(r"&\\#(\d\d);")
+
+
 def render(content: Report | Comparison, *, top: int = 8) -> str:
     """Return the findings, and the first `top` rows of the main tables."""
     lines = _report(content, top) if isinstance(content, Report) else _comparison(content, top)
@@ -145,4 +148,6 @@ def _plain(text: str) -> str:
     aten::\\_foreach_add\\_ &lt;b> \\[x\\] a\\|b update_actor
     """
     text = printable(text).replace("&", "&amp;").replace("<", "&lt;").replace("@", "&#64;")
-    return _SPECIAL.sub(r"\\\g<0>", text).replace("&\\#64;", "&#64;")
+    # a bare URL would become a link
+    text = text.replace("://", "&#58;//").replace("www.", "www&#46;").replace("WWW.", "WWW&#46;")
+    return _ENTITY.sub(r"&#\1;", _SPECIAL.sub(r"\\\g<0>", text))

@@ -102,7 +102,7 @@ class TimelineServer(ThreadingTCPServer):
     request_queue_size = 64  # a browser requests many files at once
 
     def __init__(self, timeline: Path, viewer: Path, port: int = 0) -> None:
-        self.timeline = timeline
+        self.timeline = resolved(timeline)
         self._token = secrets.token_urlsafe(TOKEN_BYTES)
         # the viewer detects the format from the content, and shows this name
         shown = "-".join((*timeline.absolute().parent.parts[-2:], timeline.name))
@@ -112,7 +112,7 @@ class TimelineServer(ThreadingTCPServer):
         }
         self.files.pop(f"/{_SERVICE_WORKER}", None)
         self.files["/"] = viewer / "index.html"
-        self.files[self._trace_path] = timeline
+        self.files[self._trace_path] = self.timeline
         try:
             super().__init__((HOST, port), _Handler)
         except (OSError, OverflowError) as error:
@@ -177,7 +177,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(HTTPStatus.NOT_FOUND)
             return
         try:
-            content = open_plain(resolved(file))
+            # a link that replaces the timeline later is not followed
+            content = open_plain(file if file == self.server.timeline else resolved(file))
         except OSError as error:
             self.send_error(HTTPStatus.NOT_FOUND, f"cannot be read: {error.strerror}")
             return

@@ -33,7 +33,7 @@ from stepprof.integrations import bootstrap
 from stepprof.integrations.activation import FRAMEWORKS
 from stepprof.redaction import quoted
 from stepprof.run.announced import VARIABLE, announced
-from stepprof.run.layout import step_folder
+from stepprof.run.layout import MANIFEST, step_folder
 from stepprof.run.runs import list_runs, read_run, steps
 from stepprof.run.summary import summarize_step
 
@@ -183,21 +183,31 @@ def end_like(number: int) -> int:
     return 128 + number
 
 
-def recorded(runs: Iterable[Path], since: float = 0.0) -> dict[Path, set[tuple[int, int]]]:
-    """Return the steps of each run that were recorded since then (Unix seconds), with their occurrences."""
-    return {
-        run: {
-            (each.step, each.occurrence)
-            for step in steps(run)
-            if (run / step_folder(step)).stat().st_mtime >= since
-            for each in summarize_step(run, step)
-        }
-        for run in runs
-    }
+def recorded(runs: Iterable[Path]) -> dict[Path, dict[int, int]]:
+    """Return the steps of each run, each with the time of its last change in Unix nanoseconds. No file is
+    read: the runs may be many, and of other users.
+    """
+    return {run: {step: _changed(run, step) for step in steps(run)} for run in runs}
+
+
+def _changed(run: Path, step: int) -> int:
+    try:
+        return (run / step_folder(step) / MANIFEST).stat().st_mtime_ns
+    except OSError:  # nothing is recorded, or it was removed meanwhile
+        return 0
+
+
+def _new_occurrences(
+    run: Path, before: Mapping[int, int], after: Mapping[int, int]
+) -> Iterator[tuple[int, int]]:
+    """Yield the step and occurrence of what was recorded; of a step that was recorded before, the last one."""
+    for step in sorted(step for step in after if after[step] != before.get(step)):
+        occurrences = sorted(each.occurrence for each in summarize_step(run, step))
+        yield from ((step, occurrence) for occurrence in occurrences[-1 if step in before else 0 :])
 
 
 def outcome(
-    folder: Path, before: Mapping[Path, set[tuple[int, int]]], announced_runs: list[Path], began: float
+    folder: Path, before: Mapping[Path, Mapping[int, int]], announced_runs: list[Path], began: float
 ) -> Iterator[str]:
     """Yield lines about what the job has recorded, with the command that shows it.
 
@@ -209,15 +219,20 @@ def outcome(
     """
     after = recorded(list_runs(folder))
     known = {resolved(run) for run in after}
-    elsewhere = [run for run in announced_runs if resolved(run) not in known and run.is_dir()]
-    after |= recorded(elsewhere, since=began - 1)
-    runs = [run for run in after if run not in before or after[run] - before[run]]
+    elsewhere = recorded(run for run in announced_runs if resolved(run) not in known and run.is_dir())
+    earlier = {
+        run: {step: changed for step, changed in seen.items() if changed < (began - 1) * 1e9}
+        for run, seen in elsewhere.items()
+    }
+    after |= elsewhere
+    runs = [run for run in after if run in elsewhere or after[run] != before.get(run)]
+    before = {**before, **earlier}
     if not runs:
         yield f"stepprof: nothing was recorded in {folder}, and no process of the job on this machine started a session in another folder"
         yield f"stepprof: `stepprof run` looks for {', '.join(FRAMEWORKS)}; stepprof doctor shows which of them it finds here"
         yield "stepprof: another loop calls stepprof.init() once, and has `with stepprof.profile_step(step):` around each step (docs/adopting.md)"
     for run in runs:
-        new = sorted(after[run] - before.get(run, set()))
+        new = list(_new_occurrences(run, before.get(run, {}), after[run]))
         for variable, value in ignored_in(run).items():
             yield quoted(
                 f'stepprof: {option_of(variable)} "{value}" was ignored: the script passes its own configuration to stepprof.init; stepprof.init() without arguments reads the variables'

@@ -27,7 +27,7 @@ from stepprof.redaction import hide, quoted
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.http.address import PORTS, Address
 from stepprof.remote.http.offset_bounds import Bounds
-from stepprof.remote.http.reply import MOST_BYTES, Reply, read_body
+from stepprof.remote.http.reply import MOST_BYTES, FinalResponse, Reply, read_body
 from stepprof.remote.http.wire import HEAD_BYTES, Place, Wire, addresses, dial
 from stepprof.remote.loop import in_thread
 
@@ -195,6 +195,7 @@ class Client:
         address = self.address
         connection = http.client.HTTPConnection(address.host, address.port)
         connection.default_port = PORTS[address.scheme]
+        connection.response_class = FinalResponse
         connection.sock = wire
         return connection
 

@@ -67,6 +67,15 @@ class Reply:
         return content if isinstance(content, dict) else {}
 
 
+class FinalResponse(http.client.HTTPResponse):
+    """The final answer of a server. `http.client` skips 100 alone of the interim ones before it."""
+
+    def _read_status(self) -> tuple[str, int, str]:
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        is_interim = 100 <= status < 200 and status != http.client.SWITCHING_PROTOCOLS
+        return version, http.client.CONTINUE if is_interim else status, reason
+
+
 def read_body(response: http.client.HTTPResponse) -> bytes:
     """Return the whole body. Raises HTTPException if it is longer than `MOST_BYTES` or shorter than stated."""
     data = bytearray()

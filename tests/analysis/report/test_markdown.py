@@ -12,7 +12,7 @@ from stepprof.analysis.report.markdown import render
 from stepprof.analysis.report.schema import Finding, Gate, Part, Problem, RegionRow, Report
 from stepprof.analysis.report.wording import path_text, quoted
 
-HOSTILE = "_a_ *b* `c` [d](http://e) <script>f</script> | g @here & ~h~ $i$ \\ j"
+HOSTILE = "_a_ *b* `c` [d](http://e) <script>f</script> | g @here & ~h~ $i$ \\ j http://k.l www.m.n"
 
 
 def parsed(text):
@@ -27,6 +27,14 @@ def texts(text):
 @pytest.fixture
 def report():
     return make_report(ranks=2)
+
+
+@pytest.mark.parametrize("url", ["https://evil.example/a", "WWW.evil.example", "see www.evil.example"])
+def test_bare_addresses(report, url):
+    """A bare address in a name stays text: GitHub makes links of what looks like one."""
+    text = render(replace(report, run_id=url))
+    assert not any(each in text.lower() for each in ("://evil", "www.evil"))
+    assert any(url in shown for shown in texts(text))
 
 
 def test_a_report(report):

@@ -165,6 +165,14 @@ class TestWhatIsNot:
             assert status == 404
             assert SECRET not in body
 
+    def test_a_link_that_replaces_the_timeline_later_is_not_followed(self, server) -> None:
+        """The owner of a run cannot have another file of the reader served."""
+        server.timeline.unlink()
+        server.timeline.symlink_to(server.timeline.with_name("secret"))
+        status, _, body = ask(server, trace_path(server))
+        assert status == 404
+        assert SECRET not in body
+
     def test_a_link_in_the_viewers_folder_that_appears_later_is_not_followed(self, server, viewer) -> None:
         """The server lists the viewer's files once, at its start."""
         (viewer / "late").symlink_to(viewer.parent / "secret")

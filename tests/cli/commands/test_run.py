@@ -93,6 +93,20 @@ class TestRun:
         assert done.stdout == "2 None 8\nx\n", done.stderr
         assert "step 2 is recorded (1 complete, 1 joined)" in done.stderr
 
+    def test_runs_that_were_there_before(self, tmp_path) -> None:
+        """The files of earlier runs are not read before the job, and only new steps are named."""
+        (tmp_path / "job.py").write_text(LOOP.format(given=""))
+        command = [sys.executable, "job.py"]
+        for steps, name in (("1", "other"), ("2", "mine")):
+            run(tmp_path, "--steps", steps, "--backend", "null", *command, STEPPROF_RUN_ID=name)
+        for path in (tmp_path / "stepprof-runs" / "other").rglob("*.json"):
+            path.unlink()
+            os.mkfifo(path)  # whatever reads it waits
+        done = run(tmp_path, "--steps", "3", "--backend", "null", *command, STEPPROF_RUN_ID="mine")
+        assert "step 3 is recorded" in done.stderr
+        assert "step 2" not in done.stderr
+        assert "other" not in done.stderr
+
     def test_nothing_was_recorded(self, tmp_path) -> None:
         """The job uses no supported framework: the command says what it looked for, and what such a loop needs."""
         done = run(tmp_path, "--steps", "2", sys.executable, "-c", "print(1)")

@@ -473,6 +473,15 @@ class TestKeysInAnswers:
 
         return answer
 
+    @pytest.mark.parametrize("status", ["100 Continue", "102 Processing", "103 Early Hints", "199 Else"])
+    async def test_an_interim_answer(self, status):
+        """Interim answers, with their headers, are skipped, and the final one counts."""
+        interim = f"HTTP/1.1 {status}\r\nLink: </style.css>\r\n\r\n".encode()
+        final = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}"
+        with serving({"/a": self.raw(interim * 2 + final)}) as server:
+            reply = await Client(server.url).request("GET", "/a")
+        assert (reply.status, reply.body, "link" in reply.headers) == (200, b"{}", False)
+
     async def said(self, client, answer):
         with serving({"/a": answer}) as server:
             client = client(server.url)
