@@ -74,13 +74,45 @@ def plain(mapping: object) -> object:
     """Return an OmegaConf node as plain data with its interpolations resolved, and anything else
     unchanged.
     """
-    omegaconf = sys.modules.get("omegaconf")  # a process that has a node has loaded it
+    omegaconf: Any = sys.modules.get("omegaconf")  # a process that has a node has loaded it
     if omegaconf is None or not omegaconf.OmegaConf.is_config(mapping):
         return mapping
     try:
-        return omegaconf.OmegaConf.to_container(mapping, resolve=True, throw_on_missing=True)
+        content = omegaconf.OmegaConf.to_container(mapping, resolve=True, throw_on_missing=True)
+        raw = omegaconf.OmegaConf.to_container(mapping, resolve=False)
+    except omegaconf.errors.MissingMandatoryValue as error:
+        raise ConfigError(f'{error.full_key} = "???": has no value; give one, or remove the key') from error
     except omegaconf.errors.OmegaConfBaseException as error:
-        raise ConfigError(f"the OmegaConf node cannot be resolved: {error}") from error
+        problem = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{error.full_key or 'the OmegaConf node'}: cannot be resolved: {problem}"
+        ) from error
+    return _decoded(content, raw)
+
+
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?(e[+-]?\d+)?", re.ASCII)
+_WORDS = {"true": True, "false": False, "null": None}
+_TEXTS = frozenset({"output_dir", "on_complete", "upload"})
+"""Keys whose values are text, also if it looks like a number."""
+
+
+def _decoded(value: Any, raw: Any) -> Any:
+    """Return a resolved value; a number or a truth value that an interpolation has as text, such as
+    ``${oc.env:SECONDS}``, is one.
+    """
+    if isinstance(value, dict):
+        # a table may itself be an interpolation: what is below it has no raw form here
+        below = raw if isinstance(raw, dict) else {}
+        return {
+            key: item if key in _TEXTS else _decoded(item, below.get(key, item if below else raw))
+            for key, item in value.items()
+        }
+    if not (isinstance(value, str) and isinstance(raw, str) and "${" in raw):
+        return value
+    text = value.strip().lower()
+    if _NUMBER.fullmatch(text):
+        return int(text) if text.lstrip("+-").isdigit() else float(text)
+    return _WORDS.get(text, value)
 
 
 def switched_off(environ: Mapping[str, str]) -> bool:

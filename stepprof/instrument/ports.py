@@ -62,6 +62,9 @@ class Refusals(Protocol):
     def refuse(self, what: str, reason: str) -> None:
         """Report an illegal call."""
 
+    def refuse_once(self, reason: str, what: str = ...) -> None:
+        """Report a mistake once."""
+
     def refuse_window(self, step: object, role: object, *, already_open: bool) -> None:
         """Report a window that cannot be entered."""
 

@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from stepprof.host.real_time import perf_counter_ns
+from stepprof.instrument.attributes import plain
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import decorate, refuse_undecorable
 from stepprof.instrument.scope import (
@@ -247,6 +248,12 @@ def region(name: Any, /, **attributes: object) -> Any:
         return made
     if isinstance(name, str):  # an enum of strings
         return _fill(Region(), str.__str__(name), attributes)
+    if not callable(name) and not isinstance(name, (staticmethod, classmethod, property)):
+        session = cell.session
+        if session is not None:
+            kind = type(name).__name__  # not the value: each of a million steps may have another one
+            session.refusals.refuse_once(f"a name of type {kind}: expected a string or a function", "region")
+        return _fill(Region(), str(plain(name)), attributes)
     target = name.__func__ if isinstance(name, (staticmethod, classmethod)) else name
     refuse_undecorable(name, f"region({name!r})")
     return _fill(Region(), getattr(target, "__qualname__", type(target).__qualname__), attributes)(name)

@@ -94,11 +94,47 @@ class TestOmegaConf:
         node = OmegaConf.create({"trainer": {"every": 100}, "stepprof": {"steps": "every ${trainer.every}"}})
         assert 200 in load(node.stepprof, {}).policy(None).steps
 
-    @pytest.mark.parametrize("value", ["???", "${nowhere}"])
-    def test_an_unresolvable_node_is_an_error(self, value: str) -> None:
-        """A missing value or an unknown interpolation is an error."""
-        with pytest.raises(ConfigError, match="the OmegaConf node cannot be resolved: "):
-            load(OmegaConf.create({"steps": value}), {})
+    @pytest.mark.parametrize(
+        ("value", "message"),
+        [
+            ("???", r'^roles\.actor\.steps = "\?\?\?": has no value; give one, or remove the key$'),
+            ("${nowhere}", "^roles.actor.steps: cannot be resolved: Interpolation key 'nowhere' not found$"),
+            ("${oc.env:NOWHERE}", "^roles.actor.steps: cannot be resolved: .*NOWHERE.* not found"),
+        ],
+    )
+    def test_an_unresolvable_node_is_an_error(self, value: str, message: str) -> None:
+        """A missing value or an unknown interpolation is an error that names its key, in one line."""
+        with pytest.raises(ConfigError, match=message) as caught:
+            load(OmegaConf.create({"roles": {"actor": {"steps": value}}}), {})
+        assert "\n" not in str(caught.value)
+
+    def test_variables_of_the_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A variable is text, and stands for the number or the truth value that it has. A folder stays text."""
+        for name, value in {
+            "SECONDS": "30",
+            "SHARE": "2.5",
+            "FLAG": "True",
+            "STEPS": "2",
+            "DIR": "7",
+        }.items():
+            monkeypatch.setenv(f"JOB_{name}", value)
+        node = OmegaConf.create(
+            {
+                "max_seconds": "${oc.env:JOB_SECONDS}",
+                "engine_stop_timeout_seconds": "${oc.env:JOB_SHARE}",
+                "steps": "${oc.env:JOB_STEPS}",
+                "output_dir": "${oc.env:JOB_DIR}",
+                "torch": {"with_stack": "${oc.env:JOB_FLAG}"},
+            }
+        )
+        found = load(node, {})
+        assert (found.max_seconds, found.engine_stop_timeout_seconds, str(found.steps)) == (30, 2.5, "2")
+        assert (str(found.output_dir), found.torch.with_stack) == ("7", True)
+
+    def test_a_text_that_is_no_variable(self) -> None:
+        """A quoted number that the job wrote itself is refused, as in a file."""
+        with pytest.raises(ConfigError, match="max_seconds"):
+            load(OmegaConf.create({"max_seconds": "30"}), {})
 
 
 class TestEnvironment:

@@ -202,11 +202,19 @@ class TestBlock:
             pass
         assert only(session)["name"] == "actor"
 
-    @pytest.mark.parametrize("thing", [None, 3, property(lambda self: 1)])
-    def test_an_invalid_name_is_refused(self, thing) -> None:
-        """An invalid name raises a TypeError that states the expected type."""
-        with pytest.raises(TypeError, match="expected a name or a function"):
-            region(thing)
+    @pytest.mark.parametrize(("thing", "name"), [(None, "None"), (17, "17"), (b"x", "<bytes>"), ([1], "[1]")])
+    def test_a_name_that_is_no_string(self, session, log, thing, name) -> None:
+        """A region in the loop raises nothing: another value than a string is the name as text, and is logged once."""
+        for _ in range(2):
+            with region(thing):
+                pass
+        assert [span["name"] for span in spans_of(session)] == [name, name]
+        assert [line["what"] for line in log if line["event"] == "call.refused"] == ["region"]
+
+    def test_a_property_is_not_decorated(self) -> None:
+        """A property raises a TypeError that says what to do: its class would lose it otherwise."""
+        with pytest.raises(TypeError, match="a property is decorated below @property"):
+            region(property(lambda self: 1))
 
     def test_a_class_is_not_decorated(self) -> None:
         """Decorating a class raises a TypeError that says to decorate its methods."""

@@ -61,9 +61,17 @@ class TorchBackend(Backend):
 
     @property
     def thread_bound(self) -> bool:
-        """Whether `stop` must run on the thread that ran `start`: torch can record all threads, but
-        not with memory, and older versions cannot.
+        """Whether `stop` must run on the thread that ran `start`: torch records that thread alone, or the
+        job's `sys.setprofile` function is to be put back there.
         """
+        hook = self._users_hook
+        if self._options.with_stack and self._phase == "idle":
+            hook = sys.getprofile()
+        return self._of_one_thread or hook is not None
+
+    @property
+    def _of_one_thread(self) -> bool:
+        """Whether torch records one thread: it can record all, but not with memory, and older versions cannot."""
         wanted = self._options.all_threads
         if wanted is None:
             wanted = not self._options.profile_memory
@@ -135,7 +143,7 @@ class TorchBackend(Backend):
         api = self._api
         if api is None or self._phase != "recording" or self._pid != os.getpid():
             raise BackendError(f"there is no torch capture to stop: the backend is {self._phase}")
-        if self.thread_bound and threading.current_thread() is not self._thread:
+        if self._of_one_thread and threading.current_thread() is not self._thread:
             raise BackendError(
                 f"this torch capture belongs to thread {self._thread.name!r}, and {threading.current_thread().name!r} "
                 "cannot stop it (torch would crash); stop it on its own thread, or record with all_threads"
@@ -158,7 +166,7 @@ class TorchBackend(Backend):
         if self._pid != os.getpid():  # a fork of the recording process: the session is the parent's
             self._release()
             return
-        if self.thread_bound and threading.current_thread() is not self._thread:
+        if self._of_one_thread and threading.current_thread() is not self._thread:
             if self._thread.is_alive():
                 logger.warning(
                     "torch.abort_refused", owner=self._thread.name, thread=threading.current_thread().name
@@ -238,7 +246,7 @@ class TorchBackend(Backend):
         """Return what another profiler did to our running session. Stopping ours would take its events, and crash it."""
         if not api.is_recording():
             return "another torch profiler ended inside this capture and took its events"
-        theirs_here = not self.thread_bound and api.is_recording_this_thread()
+        theirs_here = not self._of_one_thread and api.is_recording_this_thread()
         found = "is running" if theirs_here else api.foreign(ours=self._session.profiler)
         return (
             None
@@ -252,7 +260,7 @@ class TorchBackend(Backend):
         if problem is not None:
             raise BackendError(problem)
         flags = {}
-        if not self.thread_bound:
+        if not self._of_one_thread:
             flags["profile_all_threads"] = True
         # torch refuses it with stacks, which it would skip; shapes, memory, modules and flops were
         # the same with it
@@ -291,7 +299,7 @@ class TorchBackend(Backend):
         return session
 
     def _stop(self, api: TorchApi) -> None:
-        if self.thread_bound or not api.is_recording():
+        if self._of_one_thread or not api.is_recording():
             self._session.stop_trace()
         else:
             stop_all_threads(self._session, self._named_off(api))

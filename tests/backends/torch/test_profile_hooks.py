@@ -34,3 +34,33 @@ def test_a_recording_with_stacks_leaves_the_jobs_profiler_on(run_script) -> None
         "own True",
         "cProfile True",
     ]
+
+
+CAPPED = """
+    import sys, threading, time
+    import stepprof, torch
+
+    def own(*_): pass
+
+    def step():
+        sys.setprofile(own)
+        with stepprof.profile_step(2):
+            until = time.monotonic() + 3
+            while time.monotonic() < until:
+                with stepprof.region("work"): torch.ones(4) + 1
+                time.sleep(0.01)
+        print("own", sys.getprofile() is own)
+
+    stepprof.init({"steps": "2", "output_dir": "out", "max_seconds": 0.5, "torch": {"with_stack": True}}, run_id="r")
+    thread = threading.Thread(target=step)
+    thread.start(); thread.join()
+    stepprof.shutdown()
+    import json
+    print(json.load(open("out/r/step-000002/manifest/step-rank-0.json"))["windows"][0]["capped_by"])
+"""
+
+
+def test_a_limit_that_ends_the_recording(run_script) -> None:
+    """If a limit ends the recording, the job's thread stops it at its next region: only there can its function be put back."""
+    ran = run_script(CAPPED, timeout=300).check()
+    assert ran.stdout.split("\n")[-3:-1] == ["own True", "max_seconds"]
