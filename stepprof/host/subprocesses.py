@@ -11,7 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import select
 import signal
 import subprocess
 import threading
@@ -21,6 +20,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from stepprof.host import real_time
+from stepprof.host.readable import readable
 from stepprof.interrupts import ignored
 
 LOOK_SECONDS = 0.1
@@ -105,14 +105,12 @@ def _read_until_it_ends(
     assert child.stdout is not None  # noqa: S101 - narrows a type; no input decides it
     descriptor = child.stdout.fileno()
     os.set_blocking(descriptor, False)
-    poller = select.poll()
-    poller.register(descriptor, select.POLLIN)
     total, at_end = 0, False
     while True:
         ended = has_ended(child)  # first: its earlier output can be read then
         if at_end:
             stop.wait(LOOK_SECONDS if not ended else 0)
-        elif not poller.poll(0 if ended else LOOK_SECONDS * 1000) and ended:
+        elif not readable([descriptor], 0 if ended else LOOK_SECONDS) and ended:
             return True
         else:
             with contextlib.suppress(BlockingIOError):

@@ -18,7 +18,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import os
-import select
 import signal
 import threading
 import weakref
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from stepprof.backends.base import Export, ExportCall
 from stepprof.host import real_time
 from stepprof.host.memory import out_of_memory_kills
+from stepprof.host.readable import readable
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.recording.export import fork
@@ -293,13 +293,9 @@ class Exporter:
                 wake, children = self._wake, tuple(self._children)
             if wake is None:  # pragma: no cover - only in a forked process, which has no such thread
                 return
-            poller = select.poll()
-            poller.register(wake[0], select.POLLIN)
-            for child in children:
-                if not child.at_end:
-                    poller.register(child.pipe, select.POLLIN | select.POLLHUP)
+            pipes = [wake[0], *(child.pipe for child in children if not child.at_end)]
             seconds = _END_SECONDS if any(child.at_end for child in children) else _LOOK_SECONDS
-            ready = {descriptor for descriptor, _ in poller.poll(seconds * 1000 if children else None)}
+            ready = readable(pipes, seconds if children else None)
             if wake[0] in ready:
                 os.read(wake[0], 4096)
             for child in children:

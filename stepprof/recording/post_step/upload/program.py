@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.host import subprocesses
+from stepprof.host.readable import readable
 from stepprof.recording.post_step.upload import child as uploadjob
 from stepprof.redaction import quoted
 
@@ -85,14 +85,12 @@ class Program:
         child.stdin.write(json.dumps(question).encode() + b"\n")
         child.stdin.flush()
         answers = child.stdout.fileno()
-        poller = select.poll()
-        poller.register(answers, select.POLLIN)
         while b"\n" not in self._received:
             if self._stop.is_set():
                 raise OSError("the run ended before the upload did")
             if time.monotonic() > deadline:
                 raise OSError("the upload timed out")
-            if poller.poll(min(max(deadline - time.monotonic(), 0.0), 0.2) * 1000):
+            if readable([answers], min(max(deadline - time.monotonic(), 0.0), 0.2)):
                 data = os.read(answers, 1 << 16)
                 if not data:
                     raise OSError(f"{FAILED} ended{self._last_error()}")
