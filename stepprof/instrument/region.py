@@ -84,7 +84,7 @@ class Region:
                 return self
             self._token = None
         else:
-            lane = self.lane or recorder.running_loop() is not None or _may_be_suspended(sys._getframe(1))
+            lane = self.lane or recorder.task_loop() is not None or _may_be_suspended(sys._getframe(1))
             self._token = hook.enter(self._name, lane)
         # as in the enter of a window and in `_timed`, inlined: a shared helper would be one more call per span, 35 ns of 600
         where = current_scope()
@@ -187,7 +187,7 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
 ) -> None:
     """Record the end of a region: its span, and its end in the running capture."""
     thread = recorder.thread.id
-    loop = recorder.running_loop()
+    loop = recorder.task_loop()
     task = None if loop is None else id(recorder.current_task(loop))
     if attributes:
         for value in attributes.values():

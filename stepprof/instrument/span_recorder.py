@@ -14,10 +14,11 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from stepprof.host.real_time import perf_counter_ns
 from stepprof.instrument.attributes import plain, short_name
+from stepprof.instrument.other_tasks import find_task, task_of
 from stepprof.instrument.scope import (
     LONGEST_NAME,
     SIMPLE,
@@ -81,6 +82,7 @@ class Recorder:
         "pending",
         "running_loop",
         "scope",
+        "task_loop",
         "thread",
         "wake",
     )
@@ -96,11 +98,20 @@ class Recorder:
         self.wake = wake
         self.thread = _Thread()
         self.running_loop = asyncio._get_running_loop
-        self.current_task = asyncio.current_task
+        self.task_loop: Callable[[], Any] = asyncio._get_running_loop
+        """Returns what a span's task is found by: the running loop, or a task of trio or a greenlet; None: this is no task."""
+        self.current_task: Callable[[Any], Any] = asyncio.current_task
         self.is_compiling: Callable[[], bool] = self._ask_torch
         self._dropped = itertools.count()
         self.first_cut: str | None = None
         self.look_for_torch()
+        self.look_for_tasks()
+
+    def look_for_tasks(self) -> None:
+        """Tell tasks of trio and greenlets apart as soon as the program has imported one of them; without, spans cost no more."""
+        find = find_task()
+        if find is not None:
+            self.current_task, self.task_loop = task_of, find
 
     def look_for_torch(self) -> None:
         """Use torch's own check as soon as torch is loaded: a third of the price of a look-up at each region."""
@@ -133,8 +144,8 @@ class Recorder:
         return name
 
     def task_id(self) -> int | None:
-        """Return the name of the current asyncio task in spans, or None outside of one."""
-        loop = self.running_loop()
+        """Return the name of the current task in spans, or None outside of one."""
+        loop = self.task_loop()
         return None if loop is None else id(self.current_task(loop))
 
     def where(self) -> Scope | None:
@@ -171,7 +182,7 @@ class Recorder:
         if len(name) > LONGEST_NAME:
             name = self.cut(name)
         thread = self.thread.id
-        loop = self.running_loop()
+        loop = self.task_loop()
         task = None if loop is None else id(self.current_task(loop))
         where = current_scope()
         if where is not None and not where._start:

@@ -86,8 +86,8 @@ class StepWindow(Scope):
         try:
             self._recorder = recorder
             self._thread = thread = recorder.thread.id
-            running_loop = recorder.running_loop
-            loop = running_loop()
+            task_loop = recorder.task_loop
+            loop = task_loop()
             self._task = task = None if loop is None else id(recorder.current_task(loop))
             outer = current_scope()
             if outer is not None and not outer._start:

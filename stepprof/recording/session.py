@@ -485,6 +485,7 @@ class Session:
 
     def _chores(self) -> None:
         self.recorder.look_for_torch()
+        self.recorder.look_for_tasks()
         if self._joining is not None:
             self._joining.look()
         self._spans.drain(self.recorder)

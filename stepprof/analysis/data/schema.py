@@ -80,7 +80,11 @@ SPANS = Columns(
         _HOST,
         _PID,
         Column("thread", "int64", "the thread id of the operating system; null: not known"),
-        Column("task", "int64", "identifies the asyncio task within its process; null: none"),
+        Column(
+            "task",
+            "int64",
+            "identifies the task (of asyncio, of trio, or a greenlet) within its process; null: none",
+        ),
         Column("start_unix_ns", "int64", "the start", _START),
         Column("duration_ns", "int64", "the duration; 0 for marks and counter values", "ns"),
         Column("value", "double", "the value of a counter; null: no counter"),
