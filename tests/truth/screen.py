@@ -184,13 +184,14 @@ def _rows(report: Report) -> Iterator[str]:
 
     if any(row.kind == "regions" or row.processes > len(row.per_process) > 0 for row in report.tree):
         return
+    lost = {row.label for row in report.shortfalls if row.status == "lost"}
     there, in_step = names(report.tree, "region"), names(report.tree, "step")
     for time in report.regions:
         for each in time.per_process:
             if (
                 time.region is not None
                 and (time.role is not None or not any(row.kind == "role" for row in report.tree))
-                and each.label in in_step
+                and each.label in in_step.keys() - lost
                 and each.seconds > 0
                 and time.region not in there[each.label]
             ):

@@ -363,9 +363,10 @@ def _own(sentences: _Sentences, rank: int | str, match: re.Match[str], *, calls:
     known = sentences.everyone[rank]
     role = match["role"] or match["window"]
     regions = [(each.name, each.role, known.at(each.start), known.at(each.end)) for each in known.regions]
-    windows = [(start, end) for each, start, end in known.windows if role is None or each == role]
-    if match["region"] is None:
-        mine, inner = windows, [(start, end) for _, _, start, end in regions]
+    mine = [(start, end) for each, start, end in known.windows if each == role]
+    if match["region"] is None:  # regions, and windows in a window around them, are inside it
+        inner = [(start, end) for _, _, start, end in regions]
+        inner += [(start, end) for each, start, end in known.windows if role is None and each is not None]
     else:
         here = [
             each

@@ -2,12 +2,45 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from truth.drawing import draw_shape
 from truth.model import Shape
 from truth.test_truth import compared
 
 FOUND = {
+    "a rank that may have worked where it may have waited is not the faster one": Shape(
+        seed=141,
+        ranks=2,
+        device="cuda",
+        compared="all",
+        phases=("actor",),
+        groups="both",
+        kinds=("all_reduce",),
+        rounds=1,
+        local="ops",
+        fates=((0, "capped"), (1, "capped")),
+        profiler="equal",
+    ),
+    "what a rank computes while it waits for another one is its work in a region": draw_shape(
+        random.Random(1111)
+    ),
+    "the time in a window around windows of roles is that in none of these": Shape(
+        seed=800,
+        ranks=4,
+        device="cuda",
+        compared="all",
+        phases=("actor",),
+        kinds=("all_reduce",),
+        rounds=0,
+        local="ops",
+        fates=((3, "absent"),),
+        profiler="none",
+        outer=True,
+    ),
+    "a region of a process that was killed later need not be in a window": draw_shape(random.Random(1789)),
     "the path is in a role in a window whose capture ended early: the role lasts at least as long": Shape(
         seed=1476,
         ranks=2,

@@ -44,12 +44,12 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         ledger: of the step.
         shared: only regions that the other ranks have too; otherwise those that only one rank has.
     """
-    own = _own(ledger)
+    own, most = _own(ledger), _own(ledger, possible=True)
     for part in ledger.parts("work"):
         key = (part.role, part.region)
         peers = _peers(ledger.facts, part.process, part.role)
         peers = [label for label in peers if _comparable(ledger.facts, part, label)]
-        others = {label: own[label][key] for label in peers if key in own[label]}
+        others = {label: most[label][key] for label in peers if key in most[label]}
         if not peers or bool(others) != shared or part.process not in own:
             continue
         times = [*others.values()] or [0]
@@ -344,17 +344,21 @@ def _peers(facts: Facts, label: str, role: str | None) -> list[str]:
     ]
 
 
-def _own(ledger: Ledger) -> dict[str, dict[Key, int]]:
+def _own(ledger: Ledger, *, possible: bool = False) -> dict[str, dict[Key, int]]:
     """Return for each process the nanoseconds of its own work in each region: no waits, no collectives, no profiler,
     and nothing that another finding explains.
 
     Where ranks leave a region together, an early one was not slow in it: it waited there, or all worked until a common time.
+    `possible`: what was or may have been its work there counts too.
     """
     found: dict[str, dict[Key, int]] = {}
     for label, each in ledger.facts.timelines.items():
         parts: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for start, end, role, region in each.stretches:
             parts[role, region].append((start, end))
-        stood = _met(each) | each.common | each.held | ledger.explained.get(label, EMPTY)
+        common = each.common
+        if possible:
+            common = common - each.computing - Intervals.of(link[:2] for link in (*each.maybe, *each.apart))
+        stood = _met(each) | common | each.held | ledger.explained.get(label, EMPTY)
         found[label] = {key: (Intervals.of(pairs) - stood).total for key, pairs in parts.items()}
     return found
