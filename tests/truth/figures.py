@@ -61,7 +61,15 @@ def phases(known: Sequence[Known]) -> dict[tuple[str, str | None], Phase]:
             parts[role, None][each.rank].append((start, end))
         for region in each.regions:
             parts[region.role, region.name][each.rank].append((each.at(region.start), each.at(region.end)))
-    open_ones = [part for each in known for part in each.parts]  # as far as their captures show them
+    open_ones = [
+        part for each in known for part in each.parts
+    ]  # as far as their captures or regions show them
+    open_ones += [
+        (region.role, each.at(region.start), each.at(region.end))
+        for each in known
+        if each.open
+        for region in each.regions
+    ]
     found = {}
     for key, by_rank in parts.items():
         of_role = [(start, end) for role, start, end in open_ones if key == (role, None)]

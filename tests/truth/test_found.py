@@ -27,6 +27,7 @@ FOUND = {
     "what a rank computes while it waits for another one is its work in a region": draw_shape(
         random.Random(1111)
     ),
+    "regions show that a killed process was in its role": draw_shape(random.Random(1600)),
     "the time in a window around windows of roles is that in none of these": Shape(
         seed=800,
         ranks=4,

@@ -6,7 +6,7 @@ The title, the bars, the legends and the tables of the parts take their figures 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepprof.analysis.report.critical_path import Segment
@@ -95,13 +95,22 @@ def stated(parts: Sequence[Part], most: int) -> list[Part]:
 def roles_of(processes: Sequence[Process]) -> dict[str | None, Intervals]:
     """Return when any process was in each role, in the order in which they begin.
 
-    A window without a known end counts as far as its capture shows it, if the role has one with a known end.
+    A window without a known end counts as far as its capture or its regions show it, if the role has one with a known end.
     """
     found: dict[str | None, list[Window]] = defaultdict(list)
-    windows = (window for process in processes for window in process.windows)
+    windows = [window for process in processes for window in process.windows]
+    windows += [window for process in processes if process.open_ended() for window in _of_regions(process)]
     for window in sorted(windows, key=lambda window: window.start):
         found[window.role].append(window)
     return {role: union(of) for role, of in found.items() if any(window.ends for window in of)}
+
+
+def _of_regions(process: Process) -> Iterator[Window]:
+    """Yield the time in which regions show the role of a process."""
+    for nest in (digest.nest for digest in process.digests):
+        for start, end, place in () if nest is None else nest.stretches():
+            if nest is not None:
+                yield Window(nest.places[place].role, start, end, ends=False)
 
 
 def _total(path: Iterable[Segment]) -> int:
