@@ -22,6 +22,8 @@ from debian import program
 from stepprof.run.runs import list_runs, read_run
 from stepprof.run.status import read_statuses
 
+pytestmark = pytest.mark.timeout(500)  # the first test may install Slurm
+
 CONFIGURATION = """
 ClusterName=loopback
 SlurmctldHost={host}(127.0.0.1)
