@@ -23,8 +23,15 @@ def usable_name(output_dir: Path, name: str, rank: int | str | None = None) -> s
     """Return the first of `name`, `name.2`, `name.3`, … that this job may record into.
 
     A folder, or a link, of another user is not used: its owner can replace every file in it. Nor is
-    a run that is over for `rank`; None: every run of this user is used.
+    a run that is over for `rank`; None: every run of this user is used. Where no name can be looked up, it is
+    `name`: making the folder then fails with the reason.
     """
+    try:
+        (output_dir / name).lstat()
+    except FileNotFoundError:
+        pass
+    except ours(OSError):
+        return name
     for number in itertools.count(1):
         candidate = name if number == 1 else f"{name}.{number}"
         reason = foreign_folder(output_dir / candidate)
