@@ -36,13 +36,18 @@ def add_sources(parser: argparse.ArgumentParser) -> None:
 
 
 def add_work(parser: argparse.ArgumentParser) -> None:
-    """Add --assume-offset, --workers and --ray."""
+    """Add --assume-offset, --one-clock, --workers and --ray."""
     parser.add_argument(
         "--assume-offset",
         action="append",
         default=[],
         metavar="[NAME=]SECONDS",
-        help="seconds to add to the times of a source, named by its path, file, host or label; without a name: of every trace that states no start time",
+        help="seconds to add to the times of a source, named by its path, file, host or label; without a name: of every trace that states no start time; 0 also says that clocks which were never compared agree",
+    )
+    parser.add_argument(
+        "--one-clock",
+        action="store_true",
+        help="clocks that were never compared agree: for traces of one machine that do not state their host",
     )
     parser.add_argument(
         "--workers",
@@ -75,7 +80,7 @@ def begin_reading(args: argparse.Namespace) -> dict[str, int]:
     """Validate the options of reading traces, and keep freed memory in this process for reuse.
 
     Returns:
-        The offsets of --assume-offset in nanoseconds, by the name of the source.
+        The offsets of --assume-offset and --one-clock in nanoseconds, by the name of the source.
 
     Raises:
         ConfigError: the extra `report` is not installed, or an option is invalid.
@@ -83,11 +88,11 @@ def begin_reading(args: argparse.Namespace) -> dict[str, int]:
     require_extra()
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers = {args.workers}: must be >= 1")
-    from stepprof.analysis.timeline.assumed_offsets import assumed_offsets
+    from stepprof.analysis.timeline.assumed_offsets import ONE_CLOCK, assumed_offsets
     from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
 
     keep_freed_memory()
-    return assumed_offsets(args.assume_offset)
+    return assumed_offsets(args.assume_offset) | ({ONE_CLOCK: 0} if args.one_clock else {})
 
 
 def require_extra() -> None:

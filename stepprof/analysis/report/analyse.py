@@ -18,6 +18,7 @@ import msgspec
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.recording_cost import RecordingCost, recording_cost
 from stepprof.analysis.report.allocators import read_counts
+from stepprof.analysis.report.captures import last_captures
 from stepprof.analysis.report.clock_placement import estimated, moved_alignment, place, rank_job
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
@@ -124,6 +125,8 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         result if isinstance(result, Digest) else _without(wanted, result)
         for wanted, result in zip(found.inputs, results, strict=True)
     ]
+    kept, captures = last_captures(digests)
+    digests = [each for each, stays in zip(digests, kept, strict=True) if stays]
     digests, placed, problems = place(digests, found.manifests, found.placed)
     digests = [
         msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
@@ -137,7 +140,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         manifests=found.manifests,
         problems=[
             *(Problem(source, problem) for source, problem in found.findings),
-            *(Problem(None, problem) for problem in problems),
+            *(Problem(None, problem) for problem in (*problems, *filter(None, [captures]))),
         ],
         placed=placed,
         evidence=[] if step is None else [each for run in runs for each in read_evidence(run, step)],

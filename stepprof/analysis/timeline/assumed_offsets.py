@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 ALL = "*"
 """The name for all sources without a start time."""
+ONE_CLOCK = ""
+"""The key that says that clocks which were never compared agree (`--one-clock`)."""
 OPTION = "--assume-offset"
 _LARGEST_SECONDS = 4_102_444_800
 """The year 2100."""
@@ -60,7 +62,7 @@ def check_assumed(assume: Mapping[str, int], inputs: Iterable[Input]) -> None:
     """
     known = list(dict.fromkeys(name for each in inputs for name in _names(each)))
     for name in assume:
-        if name != ALL and name not in known:
+        if name not in (ALL, ONE_CLOCK) and name not in known:
             near = difflib.get_close_matches(name, known, 1) or known[:1]
             hint = f'did you mean "{near[0]}"?' if near else "there is no source"
             raise ConfigError.at(OPTION, name, f"must be the name of a source, file or host; {hint}")

@@ -14,13 +14,15 @@ from stepprof.formats.npu_folder import is_database
 from stepprof.host.plain_files import resolved
 
 _OTHERS = re.compile(
-    r"(?:report|run|config|profiler_info\S*|profiler_metadata|timeline[^/]*|tokenizer\S*)\.json(?:\.gz)?"
+    r"(?:(?:.+\.)?(?:report|timeline[^/]*)|run|config|profiler_info\S*|profiler_metadata|tokenizer\S*)\.json(?:\.gz)?"
 )
 _SGLANG = re.compile(r"-TP-(\d+)")
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d+)", re.IGNORECASE)
 _GROUP = re.compile(r"(?:^|[^a-z])dp[-_]?(\d+)", re.IGNORECASE)
-_HANDLER = re.compile(r"(?P<host>.+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
-"""torch.profiler.tensorboard_trace_handler: host_pid.nanoseconds.pt.trace.json"""
+_HANDLER = re.compile(r"(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
+"""torch.profiler.tensorboard_trace_handler: host_pid.nanoseconds.pt.trace.json. The name of a host has no underscore; other names
+before the point (`worker1_step_12`) are of the job.
+"""
 
 
 def is_trace_name(name: str) -> bool:
@@ -63,9 +65,10 @@ def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
     distributed = header.get("distributedInfo")
     rank = worker_of(path.name)
     stated = distributed.get("rank") if isinstance(distributed, dict) else None
-    if rank is None and isinstance(stated, int):
+    ranked = type(stated) is int and isinstance(distributed, dict) and distributed.get("world_size") != 1
+    if rank is None and type(stated) is int:
         rank = stated
-    return Origin("trace", shown, None, rank, None, host, pid), findings
+    return Origin("trace", shown, None, rank, None, host, pid, ranked=ranked and rank == stated), findings
 
 
 def stated_step(path: Path) -> tuple[str | None, int | None]:

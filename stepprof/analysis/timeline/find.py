@@ -6,6 +6,7 @@ This module knows which files of a run belong to one step, and how other tools n
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,6 +43,9 @@ from stepprof.run.same_run import evidence_of, parts_of_one_run, why_apart
 from stepprof.run.summary import absent_ranks
 
 __all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
+
+
+_SUFFIXES = re.compile(r"(?:\.pt)?(?:\.trace)?\.(?:json(?:\.gz)?|db)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +98,8 @@ class Found:
     traces.
     """
 
+    stem: str | None = None
+    """The name of the only trace, without its suffixes, if stepprof did not record it: other traces may be in its folder."""
     filtered: list[tuple[Path, str]] = field(default_factory=list)
     """Timelines from which filters removed slices, with these filters. No figure is computed from
     them.
@@ -101,12 +107,14 @@ class Found:
 
     def named(self, name: str) -> str:
         """Return the default name of a file made of the step. An occurrence before the last one has
-        its number in the name.
+        its number in the name, a trace its own name.
 
-        >>> Found(occurrence=1, occurrences=2).named("timeline.pftrace")
-        'timeline.1.pftrace'
+        >>> Found(occurrence=1, occurrences=2).named("timeline.pftrace"), Found(stem="rank0").named("report")
+        ('timeline.1.pftrace', 'rank0.report')
         """
         stem, dot, suffix = name.partition(".")
+        if self.stem is not None:
+            return f"{self.stem}.{name}"
         return name if self.occurrence == self.occurrences else f"{stem}.{self.occurrence}{dot}{suffix}"
 
 
@@ -184,6 +192,8 @@ def find(
         found.folder = plain[0] if plain[0].is_dir() else plain[0].parent
         if not runs and len(plain) == 1 and plain[0].is_file():
             found.run_id, found.step = stated_step(plain[0])
+            if found.run_id is None and not found.manifests:
+                found.stem = _SUFFIXES.sub("", plain[0].name)
         _align_files(found, clocks)
         if step is not None and not runs:
             _select_marked(found, step, marked)

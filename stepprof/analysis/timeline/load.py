@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from stepprof.analysis.timeline.assumed_offsets import ALL, assumed_for
+from stepprof.analysis.timeline.assumed_offsets import ALL, ONE_CLOCK, assumed_for
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.kineto import Keep, read
@@ -54,6 +54,8 @@ def load(
     named = assumed_for(wanted, assume)
     if named is not None:
         alignment = Alignment("assumed", -named, None)
+    elif (ONE_CLOCK in assume or assume.get(ALL) == 0) and alignment.method == "unmeasured":
+        alignment = Alignment("assumed", 0, None)
     if wanted.origin.kind == "spans" and wanted.piece is None:
         source = read_spans_of(
             wanted.paths,

@@ -51,6 +51,8 @@ class Origin:
     host: str | None = None
     pid: int | None = None
     occurrence: int = 1
+    ranked: bool = field(default=False, compare=False)
+    """For a trace that stepprof did not record: whether it states its rank in a job of several."""
     machine: str | None = None
     """The boot id of the machine; None: not known, and the host's name is used instead."""
     pid_namespace: str | None = None
@@ -82,7 +84,7 @@ class Origin:
         'agent-loop-0'
         """
         if self.kind == "trace":
-            return self.path
+            return f"rank {self.rank}" if self.ranked else self.path
         if self.kind == "engine":
             number = "?" if self.replica is None else str(self.replica)
             return f"{self.role or 'engine'}/{number} worker {0 if self.rank is None else self.rank}"

@@ -128,7 +128,8 @@ def _compared(
     compared = compare(reports[0], reports[1], steps[0], steps[-1])
     if compared.a == compared.b:  # two runs with one id
         a, b = (
-            f"{', '.join(paths)} step {found.step}" for (paths, _), found in zip(sides, founds, strict=True)
+            ", ".join(paths) + ("" if found.step is None else f" step {found.step}")
+            for (paths, _), found in zip(sides, founds, strict=True)
         )
         compared = replace(compared, a=a, b=b)
     if limit is None:
@@ -248,10 +249,13 @@ def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:
         raise ConfigError(
             f'RUN: "{runs[0]}" given twice: must be two different runs, or RUN:STEP with two different steps'
         )
+    compared = len(runs) == 2 and _are_compared(*map(Path, runs))
     named: dict[tuple[str, int | None], list[tuple[str, Path]]] = {}
     for text in runs:
         path, wanted = _split(text, step)
         key, place = _run_of(path, folder)
+        if compared:
+            key = path
         named.setdefault((key, wanted), []).append((path, place))
     sides = [
         ([path for path, place in given if place in part], wanted)
@@ -264,6 +268,16 @@ def _sides(runs: Sequence[str], step: int | None, folder: Path) -> list[Chosen]:
         )
         raise ConfigError(f"RUN: {len(sides)} runs given ({names}); must be one, or two to compare")
     return sides or [([], step)]
+
+
+def _are_compared(a: Path, b: Path) -> bool:
+    """Return whether two files are traces before and after: stepprof recorded neither, and they are not of two ranks."""
+    from stepprof.analysis.timeline.file_names import origin_of_file
+
+    if not (a.is_file() and b.is_file()):
+        return False
+    one, other = (origin_of_file(each, each.name)[0] for each in (a, b))
+    return one.kind == other.kind == "trace" and one.rank == other.rank
 
 
 def _parts(places: Sequence[Path]) -> Sequence[Sequence[Path]]:

@@ -382,3 +382,60 @@ class TestIdle:
         events = [each for each in self.idle("x", 0, 1) if each["name"] != "decode"]
         report = reported([*events, slice_(name, "user_annotation", 20_000, 400_000)])
         assert sentences(report, "data") == [f"a.pt.trace.json spent 400 ms on data in `{name}`"]
+
+
+class TestFiles:
+    """Several traces."""
+
+    @staticmethod
+    def written(folder: Path, name: str, events: list[Event], **header: Any) -> Path:
+        folder.mkdir(parents=True, exist_ok=True)
+        top = {"schemaVersion": 1, "baseTimeNanoseconds": BASE, **header}
+        (folder / name).write_text(json.dumps({**top, "traceEvents": events}))
+        return folder / name
+
+    def test_two_files_are_compared(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """Two traces that are not of two ranks are before and after."""
+        longer = [{**each, "ts": each["ts"] * 2, "dur": each.get("dur", 0) * 2} for each in capture()]
+        before = self.written(tmp_path, "before.json", capture())
+        after = self.written(tmp_path, "after.json", longer)
+        assert main(["report", str(before), str(after)]) == 0
+        printed = capsys.readouterr().out
+        assert "the step took 100% longer: 100 ms before, 200 ms now" in printed
+        assert "None" not in printed
+
+    def test_files_of_two_ranks_are_one_job(self, tmp_path: Path) -> None:
+        """Their heads state the ranks, which are their names; the host is not known."""
+        paths = [
+            self.written(
+                tmp_path,
+                f"worker{rank}_step_12.17.pt.trace.json",
+                capture(),
+                distributedInfo={"rank": rank, "world_size": 2},
+            )
+            for rank in (0, 1)
+        ]
+        out = tmp_path / "out.json"
+        for options in ([], ["--one-clock"], ["--assume-offset", "0"]):
+            assert main(["report", *map(str, paths), "--json", str(out), *options]) == 0
+            report = json.loads(out.read_text())
+            assert [(each["label"], each["host"]) for each in report["sources"]] == [
+                ("rank 0", None),
+                ("rank 1", None),
+            ]
+            assert len(report["islands"]) == (1 if options else 2)
+
+    def test_reports_of_one_folder_do_not_replace_each_other(self, tmp_path: Path) -> None:
+        """Each has the name of its trace, and none is read as a trace."""
+        for name in ("rank0.pt.trace.json", "rank1.json"):
+            trace = self.written(tmp_path, name, capture())
+            assert main(["report", str(trace)]) == 0
+            assert main(["merge", str(trace)]) == 0
+        assert {path.name for path in tmp_path.iterdir()} == {
+            *("rank0.pt.trace.json", "rank0.report.html", "rank0.report.json", "rank0.timeline.pftrace"),
+            *("rank1.json", "rank1.report.html", "rank1.report.json", "rank1.timeline.pftrace"),
+        }
+        out = tmp_path / "out" / "all.json"
+        out.parent.mkdir()
+        assert main(["report", str(tmp_path), "--json", str(out)]) == 0
+        assert len(json.loads(out.read_text())["sources"]) == 2
