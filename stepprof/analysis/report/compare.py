@@ -92,7 +92,7 @@ def _name(report: Report) -> str:
     if report.step is None:
         return report.run_id
     of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
-    return report.run_id if report.step is None else f"{report.run_id} step {report.step}{of}"
+    return f"{report.run_id} step {report.step}{of}"
 
 
 def _steps(a: Report, b: Report, likes: Likes, runs: tuple[RunSteps, RunSteps]) -> Iterator[_Row]:
