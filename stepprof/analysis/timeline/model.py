@@ -51,8 +51,6 @@ class Origin:
     host: str | None = None
     pid: int | None = None
     occurrence: int = 1
-    ranked: bool = field(default=False, compare=False)
-    """For a trace that stepprof did not record: whether it states its rank in a job of several."""
     machine: str | None = None
     """The boot id of the machine; None: not known, and the host's name is used instead."""
     pid_namespace: str | None = None
@@ -61,6 +59,8 @@ class Origin:
     """Of a span file: relates its times to the kernel's clocks. For other sources, that of the fragment
     that lists them counts.
     """
+    ranked: bool = field(default=False, compare=False)
+    """For a trace that stepprof did not record: whether it states its rank in a job of several."""
 
     @property
     def process(self) -> tuple[object, ...]:
