@@ -27,6 +27,7 @@ from stepprof.analysis.report.processes import measurable
 from stepprof.analysis.report.schema import Finding, Job, Problem, Report
 from stepprof.analysis.report.wording import seconds as seconds_text
 from stepprof.analysis.timeline.clocks import never_compared
+from stepprof.analysis.timeline.correlations import Numbered, lacks_arrows, with_launches
 from stepprof.analysis.timeline.cutting import cut
 from stepprof.analysis.timeline.find import Found, Input
 from stepprof.analysis.timeline.load import LAUNCHES, load
@@ -221,6 +222,10 @@ def digest_input(
     source = load(wanted, args=keep, assume=assume, flows=LAUNCHES, evidence=False, lines=True)
     if wanted.piece is not None:
         source = without_held_slices(source)
+    if wanted.origin.kind == "trace" and lacks_arrows(source):
+        source = with_launches(
+            load(wanted, args=Numbered(keep), assume=assume, flows=LAUNCHES, evidence=False, lines=True)
+        )
     marked = marked_steps(source) if wanted.origin.kind == "trace" else []
     number = wanted.marked_step
     if number is None and len(marked) > 1:

@@ -10,11 +10,8 @@ import numpy as np
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Moments
 from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.model import Source
+from stepprof.analysis.timeline.tracks import RUNTIME
 
-RUNTIME = frozenset(
-    {"cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "privateuse1_runtime", "privateuse1_driver"}
-)  # fmt: skip
-"""Categories of calls of a device's runtime."""
 _LAUNCH = re.compile(r".*Launch.*")
 _GRAPH = re.compile(r"(?:cuda|hip)(?:Graph|StreamBeginCapture)\w*")
 MOST_CALLS = 12

@@ -25,20 +25,14 @@ DEVICE = frozenset({"kernel", "gpu_memcpy", "gpu_memset"})
 """Categories of work on a stream of a device."""
 DEVICE_ANNOTATIONS = frozenset({"gpu_user_annotation"})
 """The category of annotations on a stream, which cover kernels without nesting with them."""
-HOST = frozenset(
+RUNTIME = frozenset(
     {
-        *(
-            "cpu_op",
-            "cuda_runtime",
-            "cuda_driver",
-            "user_annotation",
-            "python_function",
-            "xpu_runtime",
-            "xpu_driver",
-        ),
-        *("mtia_runtime", "glow_runtime", "privateuse1_runtime", "privateuse1_driver"),
+        *("cuda_runtime", "cuda_driver", "xpu_runtime", "xpu_driver", "mtia_runtime", "glow_runtime"),
+        *("privateuse1_runtime", "privateuse1_driver"),
     }
 )
+"""Categories of calls of a device's runtime."""
+HOST = RUNTIME | {"cpu_op", "user_annotation", "python_function"}
 """Categories of work on a thread. A thread and a stream may have the same numbers: the categories
 distinguish them.
 """

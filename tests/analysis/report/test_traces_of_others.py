@@ -164,6 +164,16 @@ class TestMakers:
             "100 events of the category 'xyz_events' on XYZ 0 were not recognised: they are in no figure"
         )
 
+    @pytest.mark.parametrize("arrows", [0, 4])
+    def test_launches_without_arrows(self, reported: Reported, arrows: int) -> None:
+        """The number that a launch and its kernel state connects them too."""
+        events = [each for each in capture() if each["ph"] == "X" or each["id"] < arrows]
+        report = reported(events)
+        assert launched(report) == {"decode": 10}
+        assert [each["why"] for each in report["findings"] if each["topic"] == "host"] == [
+            "its host had launched nothing that could run"
+        ]
+
     @pytest.mark.parametrize("phase", ["s", "f"])
     def test_kernels_of_a_graph(self, reported: Reported, phase: str) -> None:
         """All kernels have the arrow of the launch, where ROCm ends one instead of beginning it."""
@@ -372,7 +382,9 @@ class TestIdle:
 
     def test_without_arrows_no_launch_is_known(self, reported: Reported) -> None:
         """The sentence says that the trace does not connect kernels with their launches."""
-        events = [each for each in self.idle("cudaEventQuery", 20_000, 10) if each["ph"] == "X"]
+        events = [
+            {**each, "args": {}} for each in self.idle("cudaEventQuery", 20_000, 10) if each["ph"] == "X"
+        ]
         (found,) = (each for each in reported(events)["findings"] if each["topic"] == "host")
         assert found["why"] == "no kernel ran; the trace does not connect kernels with their launches"
 
