@@ -201,8 +201,14 @@ def _starts_ranks(environ: Mapping[str, str]) -> bool:
 
 
 def _is_started_by_rank(environ: Mapping[str, str]) -> bool:
-    """Return whether Lightning's first process of the node has started this rank."""
-    return environ.get("LOCAL_RANK", "0") not in ("", "0") and not environ.get("TORCHELASTIC_RUN_ID")
+    """Return whether Lightning's first process of the node has started this rank.
+
+    With spawn and fork it starts rank 0 as well, and is no rank itself: a run of its own is not theirs.
+    """
+    if environ.get("LOCAL_RANK", "0") in ("", "0") or environ.get("TORCHELASTIC_RUN_ID"):
+        return False
+    multiprocessing: Any = sys.modules.get("multiprocessing.process")
+    return multiprocessing is None or multiprocessing.parent_process() is None
 
 
 def _rendezvous(environ: Mapping[str, str], world_size: int | None) -> str | None:

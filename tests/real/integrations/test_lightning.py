@@ -91,6 +91,27 @@ if kind == "resumed":
 assert not any(each._optimizer_step_post_hooks for each in trainer.optimizers)
 print(module.stepped)
 """
+OWN_INIT = """
+import sys
+import lightning as L, stepprof, torch
+
+class Module(L.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+    def training_step(self, batch, number):
+        return self.layer(batch).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+if __name__ == "__main__":
+    stepprof.init()
+    trainer = L.Trainer(
+        accelerator="cpu", devices=2, strategy=sys.argv[1], max_steps=3, logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False,
+    )
+    trainer.fit(Module(), torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=1))
+"""
 FABRIC = """
 import torch
 from lightning.fabric import Fabric
@@ -224,6 +245,15 @@ class TestTrainer:
         assert done.stdout.split() == [str(count)]
         assert numbers(tmp_path) == list(range(1, count + 1))
         assert windows(tmp_path) == [("step", "complete")]
+
+    @pytest.mark.parametrize("strategy", ["ddp_spawn", "ddp_fork"])
+    def test_ranks_of_a_process_that_has_a_session(self, job, tmp_path, strategy) -> None:
+        """The process that starts the ranks has called `init` itself, and is no rank. The ranks record into one run."""
+        done = job(OWN_INIT, strategy, **SWITCHED, STEPPROF_RANKS="all")
+        assert "several runs" not in done.stderr
+        [run] = [each for each in list_runs(tmp_path / "runs") if steps(each)]
+        found = [(each["rank"], each["status"]) for each in read_step(run, 2)["windows"]]
+        assert sorted(found) == [(0, "complete"), (1, "complete")]
 
 
 class TestFabric:
