@@ -83,6 +83,14 @@ class StartedWindows:
         ended since, and every window whose task or cell has failed.
         """
         task = _current_task()
+        if (
+            task is None and not self._ended and "IPython" not in sys.modules
+        ):  # the usual case, at half the price
+            thread = threading.get_ident()
+            key = thread, role
+            left = self._opened.get(key)
+            self._opened[key] = window._key = _Opened(window, key, thread)
+            return [] if left is None else self._closed([left])
         key = (threading.get_ident() if task is None else id(task), role)
         replaced = [
             opened
