@@ -8,6 +8,7 @@ import gzip
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 from runs import TRACE
@@ -62,7 +63,9 @@ class TestTraces:
         assert problem is not None
         assert said in problem
         (wanted,) = find([tmp_path / "a.trace.json.gz"], output_dir=tmp_path).inputs
-        source = load(wanted, args=False)
+        source = load(
+            replace(wanted, alone=False), args=False
+        )  # a recorded artifact is one of several sources
         events = len(source.slices) + len(source.instants) + len(source.counters)
         assert any(said in finding for finding in source.findings) or not events
 

@@ -172,6 +172,7 @@ OTHERS = {
     "recording/post_step/retention.py": "folders, through no link",
     "run/folders.py": "a name that is taken for what is moved aside",
     # files that belong to no run
+    "run/announced.py": "the file in which `stepprof run` collects the paths of runs",
     "cli/main.py": "/dev/null",
     "run/rendezvous.py": "/proc",
     "host/process_identity.py": "/proc",
@@ -193,7 +194,7 @@ OTHERS = {
     "analysis/timeline/serve.py": "a page of the viewer that the user names",
     "backends/nsys/reports.py": "a new file, to copy a report into",
     "backends/npu/export.py": "what this process's profiler wrote",
-    "analysis/timeline/npu_database.py": "SQLite opens the file itself, after open_plain has",
+    "analysis/timeline/untrusted_database.py": "SQLite opens the file itself, after open_plain has",
     "cli/commands/run.py": "the terminal of this process",
     "integrations/source_check.py": "source of an installed framework",
     # files of engines, which `remote/core/engine_files.py` opens with open_plain

@@ -74,7 +74,7 @@ class TestImport:
             print(*sorted(name for name in sys.modules if name.startswith("stepprof.")))
             """
         ).check()
-        instrument = ("context", "decorators", "region", "scope", "state", "step")
+        instrument = ("attributes", "context", "decorators", "region", "scope", "state", "step")
         assert done.stdout.split() == [
             "stepprof.host",
             "stepprof.host.real_time",
