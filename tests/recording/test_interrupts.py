@@ -220,5 +220,7 @@ def test_time_outs_of_the_job_reach_it_while_torch_starts_and_stops(run_script, 
     lines = ran.stdout.splitlines()
     attempts = [line for line in lines if line.startswith("at_stop")]
     assert len(attempts) == 4
-    assert [line for line in attempts if not line.endswith("12 of 12")] == []
+    # Python's own code discards an OSError, as TimeoutError is one, in places such as os.path.exists
+    whole = ("12 of 12", "11 of 12") if kind == "builtin" else ("12 of 12",)
+    assert [line for line in attempts if not line.endswith(whole)] == []
     assert "last complete" in lines
