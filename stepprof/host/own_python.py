@@ -28,7 +28,10 @@ def own_python(code: str, *arguments: str) -> list[str]:
     of the main program. The folder of stepprof is always searched.
     """
     flags = [flag for name, flag in _FLAGS.items() if getattr(sys.flags, name)]
-    # the first statement needs no module that is a file: "" is searched until then
+    # Python 3.13 imports `linecache` before the first statement, and without this flag from the current folder. Older versions
+    # import no file until then.
+    if sys.version_info >= (3, 11):
+        flags.append("-P")
     program = f"import sys; sys.path[:] = {_module_folders()!r}\n{code}"
     return [sys.executable, *flags, f"-Xutf8={sys.flags.utf8_mode}", "-c", program, *arguments]
 
