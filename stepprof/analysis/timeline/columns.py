@@ -147,16 +147,18 @@ class FlowColumns(_Columns):
         Args:
             shift_ns: added to the times.
             tracks: returns the track of each end of an arrow, from its place, its shifted time, and whether it is an end.
-            on_device: returns whether each of some tracks is of a device; None: every arrow that ends is right.
+            on_device: returns whether each of some tracks is of a device; None: no end is taken for a start.
         """
         time, place, arrow, category, phase = self._joined(shift_ns)
         track = tracks(place, time, phase == self.END)
-        alone = (phase == self.END) & ~np.isin(arrow, arrow[phase == self.BEGIN])
-        if (
-            on_device is not None and alone.any()
-        ):  # ROCm ends an arrow at the launch of a graph, where it begins
-            phase = np.where(alone & ~on_device(track), self.BEGIN, phase)
         pairs = self._pairs(time, arrow, phase)
+        ends = phase == self.END
+        if on_device is not None and (pairs is None or len(pairs[1]) < np.count_nonzero(ends)):
+            # ROCm ends an arrow at the launch of a graph, where it begins
+            launches = ends & ~np.isin(arrow, arrow[phase == self.BEGIN]) & ~on_device(track)
+            if launches.any():
+                phase = np.where(launches, self.BEGIN, phase)
+                pairs = self._pairs(time, arrow, phase)
         if pairs is not None:
             begin, end = pairs
             self.unpaired = len(time) - len(np.unique(begin)) - len(end)

@@ -133,9 +133,8 @@ class NodeAgent:
                 result = await call(self._handles[key], name, entry.serve, *arguments, owes_stop=owes_stop)
             except EngineFailure as failure:
                 result = failure.with_traceback(None)
-            except ours(
-                Exception
-            ) as error:  # an answer that never arrives would keep the others' stream open
+            except ours(Exception) as error:
+                # an answer that never arrives would keep the others' stream open
                 result = EngineFailure(f"{name}: {describe_error(error)}", owes_stop=owes_stop)
             await come.put((number, result))
 
