@@ -37,6 +37,36 @@ def test_the_users_profile_ends_as_without_stepprof(run_script, what) -> None:
     assert "the profile has ended" in ran.stdout
 
 
+LATER = """
+    import sys, threading, time, torch
+    import stepprof
+
+    imported = []
+    config = {"steps": "2", "output_dir": "out", "export": "thread"}
+    stepprof.init(config)
+    stepprof.attach("http://127.0.0.1:9", kind="sglang")
+
+    def watch(event, details):
+        thread = threading.current_thread().name
+        if event == "exec" and thread not in ("MainThread", "stepprof-import"):
+            imported.append((thread, details[0].co_filename))
+
+    sys.addaudithook(watch)
+    for step in (1, 2, 3):
+        with stepprof.profile_step(step), stepprof.region("r"):
+            torch.ones(8, 8) @ torch.ones(8, 8)
+    stepprof.trigger(step=5)
+    stepprof.shutdown()
+    assert not imported, imported
+"""
+
+
+@pytest.mark.torch
+def test_older_threads_import_nothing(warm) -> None:
+    """What an export, a request, an engine or the end of the session needs is loaded before a profile of the user can begin."""
+    warm.run(LATER).check()
+
+
 class TestUntraced:
     def test_a_failure_is_raised_here(self) -> None:
         """Without a profile the function runs on the calling thread, and its exception is raised."""

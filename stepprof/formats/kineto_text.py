@@ -114,3 +114,6 @@ def new_compressor() -> Any:
     except ImportError:
         return zlib.compressobj(1, zlib.DEFLATED, 31)
     return isal_zlib.compressobj(1, isal_zlib.DEFLATED, 31)
+
+
+new_compressor()  # imports isal here: in a thread that exports, it could be inside a profile of the user (see stepprof.untraced)

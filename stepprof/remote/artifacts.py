@@ -306,5 +306,8 @@ def damages() -> tuple[type[Exception], ...]:
     return errors
 
 
+damages()  # imports isal here, not on a thread inside a profile of the user (see stepprof.untraced)
+
+
 def _what(error: Exception) -> str:
     return str(error) if isinstance(error, _DamagedError) else f"is damaged: {error}"

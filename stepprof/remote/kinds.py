@@ -15,6 +15,7 @@ from typing import Any
 
 from stepprof.errors import ConfigError
 from stepprof.remote.base import EngineDriver, EngineKind
+from stepprof.untraced import untraced
 
 GROUP = "stepprof.engines"
 
@@ -111,7 +112,7 @@ def is_known(target: object) -> bool:
 
 def _kinds() -> tuple[EngineKind, ...]:
     """Return the kinds of engine, those of other packages first: they may refine one of this package."""
-    return _installed(tuple(sys.path))
+    return untraced(functools.partial(_installed, tuple(sys.path)))
 
 
 @functools.lru_cache(maxsize=1)

@@ -11,6 +11,7 @@ import asyncio
 import importlib
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from stepprof.errors import ConfigError
@@ -21,6 +22,7 @@ from stepprof.remote.http.clock import clock
 from stepprof.remote.http.reply import Reply
 from stepprof.remote.http.workers import Choice, Hosts, Neighbourhood
 from stepprof.remote.kinds import check_options
+from stepprof.untraced import untraced
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -223,7 +225,9 @@ class HttpServer(EngineDriver):
         """Return the driver of that kind, made at its first use."""
         if self._driver is None or self._driver.kind != kind:
             module, _, name = SERVERS[kind].partition(":")
-            found: EngineDriver = getattr(importlib.import_module(module), name).of_server(self._client)
+            found: EngineDriver = getattr(untraced(partial(importlib.import_module, module)), name).of_server(
+                self._client
+            )
             self._driver = found
         return self._driver
 

@@ -7,6 +7,8 @@ import socket
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +24,7 @@ from stepprof.remote.ray.inside.messages import Attachment, Facts, Inside, Repor
 from stepprof.remote.ray.late_files import PendingReports
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest_writer import describe_error
+from stepprof.untraced import untraced
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineDriver
@@ -213,10 +216,9 @@ class Guest:
     # -- a session
 
     def _follow(self, attachment: Attachment) -> Follower:
-        from stepprof.remote.ray.inside.follower import Follower
-
         if self._follower is None:
-            self._follower = Follower(attachment)
+            module = untraced(partial(import_module, "stepprof.remote.ray.inside.follower"))
+            self._follower = module.Follower(attachment)
         self._run = self._follower.join(attachment, self._run)
         self._visible = self._visible or bool(attachment.marker and (self._run / attachment.marker).exists())
         return self._follower
