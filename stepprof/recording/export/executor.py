@@ -102,8 +102,12 @@ class _Child:
         return self.hung
 
     def was_killed_by_others(self, status: object) -> bool:
-        """Return whether another process has killed it: neither this one, nor the kernel for lack of memory."""
-        if self.late or not fork.is_killed(status):
+        """Return whether another process has killed it: neither this one, nor the kernel for lack of memory.
+
+        A process that ignores SIGCHLD gets no exit status. Only a child that was killed is silent then.
+        """
+        silent = status is fork.UNKNOWN and self.pid != 0 and not self.received
+        if self.late or not (silent or fork.is_killed(status)):
             return False
         before = self.out_of_memory_before
         return before is not None and before == out_of_memory_kills()
@@ -323,6 +327,7 @@ class Exporter:
                     fork.kill(child.pid, signal.SIGKILL)
             return
         child.received += fork.drained(child.pipe)
+        child.late = child.late or late
         with ignored(OSError):
             os.close(child.pipe)
         with self._lock:
