@@ -15,23 +15,17 @@ if TYPE_CHECKING:
 _LARGEST = 1e9  # seconds, and microseconds: decades, and hours
 
 
-def check_options(args: argparse.Namespace, format_: Format) -> None:
+def check_options(args: argparse.Namespace) -> None:
     """Raise ConfigError for a value out of range, or for options that contradict each other."""
     _check_range(args)
     if args.critical_path:
         # the timeline would have no place for the path, or not all of its processes
         given = {
-            "--format archive": format_ == "archive",
             "--per-replica": args.per_replica,
             "--roles": args.roles is not None,
             "--ranks": args.ranks is not None,
         }
         _refuse(given, "--critical-path, which needs all processes of the step")
-    if format_ == "archive":
-        # these would change the traces, or need their files here
-        given = {option: value is not None for option, value in _numbers(args).items()}
-        given |= {"--no-cpu-ops": args.no_cpu_ops, "--ray": args.ray is not None}
-        _refuse(given, "--format archive, which copies the traces as they were recorded")
 
 
 def _numbers(args: argparse.Namespace) -> dict[str, float | None]:

@@ -19,7 +19,6 @@ from stepprof.config.config import Config, ignored_variables, load
 from stepprof.config.loaders import CONFIG_VARIABLE, KEY_OF_VARIABLE
 from stepprof.host import real_time
 from stepprof.host.command_line import command_line
-from stepprof.host.git_commit import git_commit
 from stepprof.host.rank import find_identity
 from stepprof.instrument.context import cell
 from stepprof.interrupts import ours
@@ -208,7 +207,6 @@ def describe(config: Config) -> dict[str, object]:
     return {
         "created_unix_ns": real_time.time_ns(),
         "command": _command(),
-        "commit": _commit(),
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": versions,
         "adapters": dict(cell.adapters),
@@ -244,10 +242,3 @@ def _command() -> list[str] | None:
 
 def _is_ray_worker() -> bool:
     return Path(sys.argv[0] if sys.argv else "").name == "default_worker.py"
-
-
-def _commit() -> str | None:
-    try:
-        return git_commit(Path.cwd())
-    except ours(OSError):  # the working directory was removed
-        return None

@@ -33,7 +33,6 @@ COMMANDS = {
     "report": ["report", "RUN", "--step", "2", "--workers", "1", "--json", "report.json", "--html", "report.html"],
     "merge": ["merge", "RUN", "--step", "2", "--workers", "1", "--output", "timeline.pftrace"],
     "merge json": ["merge", "RUN", "--step", "2", "--workers", "1", "--format", "json", "--output", "timeline.json.gz"],
-    "merge archive": ["merge", "RUN", "--step", "2", "--workers", "1", "--format", "archive", "--output", "timeline.zip"],
     "report --markdown": ["report", "RUN", "--step", "2", "--workers", "1", "--markdown", "report.md"],
     "export": ["export", "RUN", "--parquet", "tables"],
     "spans": ["spans", "RUN"],

@@ -168,7 +168,6 @@ OTHERS = {
     "backends/torch/export.py": "a folder, to be synced",
     "analysis/timeline/merge.py": "its own parts and output",
     "analysis/timeline/workers.py": "pipes to its workers",
-    "analysis/timeline/archive.py": "a member of the archive that it writes",
     "recording/post_step/retention.py": "folders, through no link",
     "run/folders.py": "a name that is taken for what is moved aside",
     # files that belong to no run
@@ -191,7 +190,6 @@ OTHERS = {
     "doctor/torch_child.py": "a trace of its own in a temporary folder",
     "doctor/torch.py": "source of this package",
     "analysis/report/page.py": "source of this package",
-    "analysis/timeline/serve.py": "a page of the viewer that the user names",
     "backends/nsys/reports.py": "a new file, to copy a report into",
     "backends/npu/export.py": "what this process's profiler wrote",
     "analysis/timeline/untrusted_database.py": "SQLite opens the file itself, after open_plain has",

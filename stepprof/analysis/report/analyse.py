@@ -7,7 +7,6 @@ digests are returned.
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -285,7 +284,6 @@ def _without(wanted: Input, failed: Failed) -> Digest:
 
 MOST_ARGUMENTS = 400
 MOST_ENTRIES = 64
-_COMMIT = re.compile(r"[0-9a-f]{7,64}")
 
 
 def job_of(runs: Sequence[Path]) -> Job | None:
@@ -298,16 +296,11 @@ def job_of(runs: Sequence[Path]) -> Job | None:
 
 
 def _job(content: dict[str, Any]) -> Job:
-    commit, versions, adapters = (
-        content.get("commit"),
-        _table(content, "versions"),
-        _table(content, "adapters"),
-    )
+    versions, adapters = _table(content, "versions"), _table(content, "adapters")
     attached = {name: state for name, state in adapters.items() if isinstance(state, dict)}
     models = [model for state in attached.values() if (model := _text(state.get("model")))]
     return Job(
         command=_texts(content.get("command")),
-        commit=commit if isinstance(commit, str) and _COMMIT.fullmatch(commit) else None,
         world_size=content.get("world_size"),
         model=models[0] if models else None,
         versions={name: text for name, text in versions.items() if _text(text)},

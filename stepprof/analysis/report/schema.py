@@ -74,8 +74,6 @@ class Job(msgspec.Struct, frozen=True):
 
     command: list[str] = []
     """The command line. Secrets in it are replaced by "…"."""
-    commit: str | None = None
-    """The commit that was checked out in its working directory; None: none, or not known. Files may differ from it."""
     world_size: int | None = None
     """The number of ranks; None: not known."""
     model: str | None = None

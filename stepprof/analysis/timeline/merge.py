@@ -87,14 +87,13 @@ def merge(
     left_out: Sequence[tuple[str | None, str]] = (),
     about: Mapping[str, object] | None = None,
     added: Sequence[Source] = (),
-    apart_from: Sequence[Input] = (),
 ) -> Merged:
     """Write one timeline.
 
     Args:
         inputs: the sources, from `find`.
         output: the file; it is replaced as a whole, or not at all.
-        format: "perfetto" (compact) or "json" (every argument; Chrome's, compressed); `stepprof.analysis.timeline.archive` writes archives.
+        format: "perfetto" (compact) or "json" (every argument; Chrome's, compressed).
         title: name of the timeline.
         filters: the events to leave out.
         workers: the largest number of processes; None: one per core, and only this one for small sources.
@@ -105,7 +104,6 @@ def merge(
         left_out: files that are no sources, with the reasons. An error lists them if there is no source.
         about: facts in the head of a timeline in JSON, for programs that read it again: the fields of `stepprof.analysis.timeline.own_timeline.Timeline`.
         added: further sources, which are drawn above the others and are none of the files.
-        apart_from: sources of another file; the names of these sources differ from theirs.
 
     Raises:
         ConfigError: there is nothing to merge, the filters exclude all events, or the output cannot be written.
@@ -113,7 +111,7 @@ def merge(
     if not inputs:
         raise ConfigError(nothing(left_out))
     job = Job(format, filters or Filters(), dict(assume or {}))
-    ordered = places(inputs, roles or {}, above=len(added), apart_from=apart_from)
+    ordered = places(inputs, roles or {}, above=len(added))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".merge-", dir=output.parent) as scratch:
@@ -173,7 +171,6 @@ def places(
     roles: Mapping[str | None, int],
     *,
     above: int = 0,
-    apart_from: Sequence[Input] = (),
 ) -> list[tuple[Input, Place]]:
     """Sort sources and number them. Sources of one name get a suffix that distinguishes them.
 
@@ -181,10 +178,9 @@ def places(
         inputs: the sources.
         roles: when each role began.
         above: how many further sources are drawn above them.
-        apart_from: sources that get no place; the names of the others differ from theirs.
     """
     ordered = sorted(inputs, key=lambda each: source_order(each.origin, roles))
-    apart = suffixes([each.origin for each in (*ordered, *apart_from)])
+    apart = suffixes([each.origin for each in ordered])
     return [
         (each, Place(number, len(ordered) + above, apart[number], above=above))
         for number, each in enumerate(ordered)

@@ -23,8 +23,8 @@ from stepprof.analysis.timeline.own_metadata import StatedSource
 from stepprof.analysis.timeline.placement import Place, process_name
 from stepprof.analysis.timeline.profiler_stalls import with_held_slices
 
-Format = Literal["perfetto", "json", "archive"]
-FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz", "archive": ".zip"}
+Format = Literal["perfetto", "json"]
+FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
 """Formats, and the endings of their file names."""
 _MEMBER = 31  # window bits: a member of gzip
 
@@ -144,9 +144,9 @@ def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
 
 _INFLATE = {".gz": 11, ".db": 2}
 """The ratio of a trace's JSON, or of the same data in a database of torch_npu, to its gzip (docs/performance.md)."""
-_OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1, "archive": 0.11}
+_OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1}
 """Bytes of a timeline per byte of uncompressed JSON."""
-_BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20, "archive": 100 << 20}
+_BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20}
 """The Perfetto UI holds a trace several times in a memory of 4 GB, and inflates all JSON."""
 
 
@@ -161,5 +161,4 @@ def too_large(bytes_: int, format_: Format) -> str | None:
     if bytes_ <= _BROWSER[format_]:
         return None
     other = "" if format_ == "perfetto" else "--format perfetto, "
-    filters = "" if format_ == "archive" else ", --from and --to, --min-us or --no-cpu-ops"
-    return f"larger than what a browser opens (about {_BROWSER[format_] >> 20} MB); reduce it with {other}--ranks or --roles{filters}"
+    return f"larger than what a browser opens (about {_BROWSER[format_] >> 20} MB); reduce it with {other}--ranks or --roles, --from and --to, --min-us or --no-cpu-ops"

@@ -30,7 +30,6 @@ from stepprof.errors import ConfigError
 from stepprof.host.plain_files import open_plain, resolved
 
 HOST = "127.0.0.1"
-_VERSION = re.compile(rb"data-perfetto_version=[^>]*?\"v(\d{1,4})\.")
 _HOSTS = re.compile(r"(?:127\.0\.0\.1|localhost)(?::[0-9]{1,5})?")
 TOKEN_BYTES = 24
 # a group of tracks is blank while it is folded; samples are many, and stay folded
@@ -73,16 +72,6 @@ def viewer_folder() -> Path | None:
         if (folder / "index.html").is_file():
             return folder
     return None
-
-
-def viewer_version(folder: Path | None) -> int | None:
-    """Return the major version that a Perfetto UI states in its page; None if it states none."""
-    try:
-        text = b"" if folder is None else (folder / "index.html").read_bytes()
-    except OSError:
-        return None
-    stated = _VERSION.search(text)
-    return None if stated is None else int(stated[1])
 
 
 class TimelineServer(ThreadingTCPServer):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,13 +39,13 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--format",
         default="perfetto",
         metavar="FORMAT",
-        help="perfetto (default): compact, with the most useful arguments; json: complete, compressed Chrome JSON; archive: the traces as they were recorded, with a manifest of their clocks, for Perfetto 58 or newer",
+        help="perfetto (default): compact, with the most useful arguments; json: complete, compressed Chrome JSON",
     )
     parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="the file to write (default: timeline.pftrace, timeline.json.gz or timeline.zip in the step's folder)",
+        help="the file to write (default: timeline.pftrace or timeline.json.gz in the step's folder)",
     )
     parser.add_argument(
         "--per-replica",
@@ -95,13 +94,12 @@ def run(args: argparse.Namespace) -> int:
     """Merge. Return 1 if a source contributed nothing to the timeline, else 0."""
     assume = begin_reading(args)
     format_ = chosen_format(args.format)
-    check_options(args, format_)
+    check_options(args)
     from stepprof.analysis.report.analyse import placed
-    from stepprof.analysis.timeline.archive import write_archive
     from stepprof.analysis.timeline.extent import role_starts, start_of
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.merge import default_output, merge
-    from stepprof.analysis.timeline.parts import estimate
+    from stepprof.analysis.timeline.parts import estimate, too_large
 
     with chosen_cluster(args) as cluster:
         found = find(
@@ -127,24 +125,23 @@ def run(args: argparse.Namespace) -> int:
         added = _added(args, found, assume, cluster)
         timelines = []
         for output, inputs in groups.items():
-            write = write_archive
-            if format_ != "archive":
-                write = partial(
-                    merge, format=format_, filters=_filters(args, begin), cluster=cluster, added=added
-                )
             with progress_bar("merging") as progress:
-                merged = write(
+                merged = merge(
                     inputs,
                     output,
+                    format=format_,
+                    filters=_filters(args, begin),
                     title=_title(found),
                     workers=args.workers,
                     progress=progress,
                     assume=assume,
+                    cluster=cluster,
+                    added=added,
                     roles=role_starts(found),
                     left_out=found.findings,
                     about=_about(args, found),
                 )
-            timelines.append((merged, _warning(merged)))
+            timelines.append((merged, too_large(merged.bytes, merged.format)))
     if args.json:
         described = [_described(found, *each) for each in timelines]
         print_json({"timelines": described} if args.per_replica else described[0])
@@ -228,20 +225,6 @@ def _title(found: Found) -> str:
         which = f" (occurrence {found.occurrence} of {found.occurrences})" if found.occurrences > 1 else ""
         return f"step {found.step}{which} of {found.run_id}"
     return "timeline" if found.folder is None else resolved(found.folder).name
-
-
-def _warning(merged: Merged) -> str | None:
-    """Return what the user must know before opening the file."""
-    from stepprof.analysis.timeline.archive_manifest import PERFETTO
-    from stepprof.analysis.timeline.parts import too_large
-    from stepprof.analysis.timeline.serve import viewer_folder, viewer_version
-
-    warnings = [too_large(merged.bytes, merged.format)]
-    if merged.format == "archive":
-        version = viewer_version(viewer_folder())
-        here = f", and the Perfetto UI here is version {version}" if version and version < PERFETTO else ""
-        warnings.append(f"for Perfetto {PERFETTO} or newer{here}")
-    return "; ".join(warning for warning in warnings if warning) or None
 
 
 def _described(found: Found, merged: Merged, warning: str | None) -> dict[str, Any]:

@@ -11,8 +11,7 @@ import threading
 import webbrowser
 from pathlib import Path
 
-from stepprof.analysis.timeline.archive_manifest import PERFETTO, is_archive
-from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder, viewer_version
+from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder
 from stepprof.cli.common import add_run, add_step, chosen_run
 from stepprof.cli.make_outputs import make_timeline
 from stepprof.cli.output import print_lines
@@ -61,7 +60,6 @@ def _serve(args: argparse.Namespace, private: Path) -> int:
             "it is read in the browser and uploaded nowhere.",
         )
         return 0
-    _check_version(timeline, viewer)
     try:
         with TimelineServer(timeline, viewer, args.port) as server:
             print_lines(timeline, server.url, "Ctrl-C stops the server")
@@ -72,16 +70,6 @@ def _serve(args: argparse.Namespace, private: Path) -> int:
     except KeyboardInterrupt:
         print_lines()
     return 0
-
-
-def _check_version(timeline: Path, viewer: Path) -> None:
-    """Raise ConfigError if the file is an archive and the viewer is too old for it."""
-    version = viewer_version(viewer)
-    if version is not None and version < PERFETTO and is_archive(timeline):
-        raise ConfigError(
-            f'"{timeline.name}" is an archive for Perfetto {PERFETTO} or newer, and the Perfetto UI in {viewer} is version {version}: '
-            f'set STEPPROF_PERFETTO_UI to a newer one, drop the file on {PUBLIC_VIEWER}, or open a timeline by "stepprof merge"'
-        )
 
 
 def _redirect(folder: Path, url: str) -> str:

@@ -201,16 +201,13 @@ def test_each_step_of_one_capture_has_its_own_operators(warm, tmp_path):
 
 
 def test_run_json_has_command_line_and_versions(tmp_path, monkeypatch) -> None:
-    """`run.json` has the command line, without secrets, and versions. Outside a repository it has
-    no commit.
-    """
+    """`run.json` has the command line, without secrets, and versions."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--hf-token", "abc", "lr=1"])
     stepprof.init({"steps": "1", "backend": "null", "output_dir": str(tmp_path / "runs")})
     stepprof.shutdown()
     job = job_of(list_runs(tmp_path / "runs"))
     assert job.command == ["python", "train.py", "--hf-token", "…", "lr=1"]
-    assert job.commit is None
     assert job.versions["stepprof"] == stepprof.__version__
     assert "python" in job.versions
 
@@ -230,21 +227,18 @@ def test_a_model_comes_from_an_adapter(tmp_path) -> None:
         "verl": {"status": "attached", "model": "Qwen/Qwen3-8B"},
         "ray": {"status": "refused"},
     }
-    run = runs.make_run(tmp_path, adapters=adapters, commit="a" * 40)
-    assert job_of([run.path]) == Job(
-        commit="a" * 40, world_size=2, model="Qwen/Qwen3-8B", adapters=["trl", "verl"]
-    )
+    run = runs.make_run(tmp_path, adapters=adapters)
+    assert job_of([run.path]) == Job(world_size=2, model="Qwen/Qwen3-8B", adapters=["trl", "verl"])
 
 
 def test_damaged_fields_are_left_out(tmp_path) -> None:
     """Each field of `run.json` is given damaged values, one at a time. The report leaves these fields out."""
     run = runs.make_run(tmp_path)
     for value in (None, 1, "x" * 10_000, [1, None, {}], {"a": 1, "b": []}, {"": {"status": "attached"}}):
-        for key in ("command", "commit", "versions", "platform", "adapters", "world_size"):
+        for key in ("command", "versions", "platform", "adapters", "world_size"):
             (run.path / "run.json").write_text(json.dumps({"run_id": "r", key: value}))
             job = job_of([run.path])
             assert all(isinstance(each, str) for each in job.command)
-            assert job.commit is None
             assert job.versions == {}
             assert job.platform is None
 

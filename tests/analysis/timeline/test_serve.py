@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit
 import pytest
 from other_user import needs_root, python_as_other_user
 
-from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder, viewer_version
+from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder
 from stepprof.errors import ConfigError
 
 TRACE = bytes(range(256)) * 5000
@@ -324,18 +324,3 @@ class TestBundledViewer:
             ConfigError, match=r"STEPPROF_PERFETTO_UI = .* must be a folder with the index.html"
         ):
             viewer_folder()
-
-    @pytest.mark.parametrize(
-        ("page", "version"),
-        [
-            ("""<body data-perfetto_version='{"stable":"v52.0-6b9586def"}'>""", 52),
-            ("""<body data-perfetto_version='{"stable":"v58.2-0123","canary":"v60.1-45"}'>""", 58),
-            ("<body>", None),
-        ],
-    )
-    def test_the_version_is_read_from_the_page(self, tmp_path, page, version) -> None:
-        """The version comes from the page. It is None if the page states none or does not exist."""
-        (tmp_path / "index.html").write_text(page)
-        assert viewer_version(tmp_path) == version
-        assert viewer_version(tmp_path / "none") is None
-        assert viewer_version(None) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -56,29 +55,6 @@ def test_roles_ranks_and_times_are_filtered(folder, tmp_path, capsys):
     ):
         assert main(["merge", str(folder), "--output", str(out), *options]) == 0
         assert names(out) == expected, options
-
-
-def test_an_archive(folder, capsys):
-    """The archive contains the original traces. The installed viewer is too old for it, and both
-    commands say so.
-    """
-    assert main(["merge", str(folder), "--format", "archive"]) == 0
-    output = folder / "step-000002" / "timeline.zip"
-    reported = capsys.readouterr().out
-    assert "timeline.zip is for Perfetto 58 or newer" in reported
-    assert reported.splitlines()[-1] == str(output)
-    with zipfile.ZipFile(output) as archive:
-        assert len(archive.namelist()) == 4
-    assert main(["merge", str(folder), "--format", "archive", "--json", "--roles", "ref"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert (printed["format"], printed["bytes"]) == ("archive", output.stat().st_size)
-    assert [source["slices"] for source in printed["sources"]] == [1]
-
-
-@pytest.mark.parametrize("options", [["--min-us", "5"], ["--no-cpu-ops"], ["--from", "0"], ["--ray"]])
-def test_an_archive_is_not_filtered(folder, capsys, options):
-    assert main(["merge", str(folder), "--format", "archive", *options]) == 2
-    assert f"{options[0]}: cannot be combined with --format archive" in capsys.readouterr().err
 
 
 def test_the_profilers_delay_is_in_the_timeline(tmp_path):

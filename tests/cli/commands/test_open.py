@@ -8,7 +8,6 @@ import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from html import unescape
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -17,7 +16,6 @@ from urllib.request import url2pathname
 import pytest
 from runs import make_run, record
 
-from stepprof.analysis.timeline.serve import TimelineServer
 from stepprof.cli.main import main
 
 TRACE = b'{"baseTimeNanoseconds":1700000000000000000,"traceEvents":[{"ph":"X","name":"aten::add","ts":1,"dur":2}]}'
@@ -154,39 +152,3 @@ class TestServing:
         assert leads_to == printed[1]
         assert modes == [0o600, 0o700]
         assert not opened.exists()
-
-
-class TestAnArchive:
-    @pytest.fixture
-    def archive(self, step) -> Path:
-        assert main(["merge", str(step.parent), "--format", "archive"]) == 0
-        return step / "timeline.zip"
-
-    @pytest.fixture
-    def viewer(self, tmp_path, monkeypatch) -> Callable[[int], Path]:
-        """Return a function that makes a viewer of a given version the one in use."""
-
-        def make(version: int) -> Path:
-            page = f"""<body data-perfetto_version='{{"stable":"v{version}.0-0123"}}'>"""
-            (tmp_path / "index.html").write_text(page)
-            monkeypatch.setenv("STEPPROF_PERFETTO_UI", str(tmp_path))
-            return tmp_path
-
-        return make
-
-    def test_a_viewer_that_is_too_old(self, archive, viewer, capsys) -> None:
-        """The error has the version and folder of the viewer, and the variable that names another one."""
-        folder = viewer(57)
-        assert main(["open", "--no-browser", str(archive)]) == 2
-        said = capsys.readouterr().err
-        assert f"Perfetto 58 or newer, and the Perfetto UI in {folder} is version 57" in said
-        assert "STEPPROF_PERFETTO_UI" in said
-
-    def test_a_newer_viewer_serves_the_archive(self, archive, viewer, monkeypatch, capsys) -> None:
-        """A viewer that is new enough serves the archive like any trace."""
-        viewer(58)
-        served = []
-        monkeypatch.setattr(TimelineServer, "serve_forever", lambda server: served.append(server.timeline))
-        assert main(["open", "--no-browser", str(archive)]) == 0
-        assert served == [archive]
-        assert "timeline.zip" in capsys.readouterr().out

@@ -88,9 +88,9 @@ function jobFacts(report) {
   if (!job) return null;
   const versions = Object.entries(job.versions).map(([name, text]) => `${name} ${text}`).join(", ");
   const hosts = [...new Set(report.gantt.rows.map(row => row.host).filter(host => host !== null))];
-  const facts = [["command", job.command.map(shellWord).join(" "), "mono"], ["model", job.model], ["commit", job.commit && `${job.commit} (files may differ from it)`, "mono"], ["ranks", job.world_size && String(job.world_size)], ["hosts", hosts.join(", ")], ["versions", versions], ["frameworks", job.adapters.join(", ")], ["system", job.platform]].filter(([, text]) => text);
+  const facts = [["command", job.command.map(shellWord).join(" "), "mono"], ["model", job.model], ["ranks", job.world_size && String(job.world_size)], ["hosts", hosts.join(", ")], ["versions", versions], ["frameworks", job.adapters.join(", ")], ["system", job.platform]].filter(([, text]) => text);
   if (!facts.length) return null;
-  const brief = [job.model && (job.model.startsWith("/") ? job.model.split("/").filter(Boolean).pop() : job.model), job.world_size && plural(job.world_size, "rank"), job.commit && `commit ${job.commit.slice(0, 10)}`, job.versions.torch && `torch ${job.versions.torch}`].filter(Boolean).join(" · ");
+  const brief = [job.model && (job.model.startsWith("/") ? job.model.split("/").filter(Boolean).pop() : job.model), job.world_size && plural(job.world_size, "rank"), job.versions.torch && `torch ${job.versions.torch}`].filter(Boolean).join(" · ");
   const details = el("details", { class: "job" }, el("summary", null, el("span", null, brief || "About the job"), job.command.length ? el("span", { class: "mono" }, job.command.map(fileName).map(shellWord).join(" ")) : null),
     el("dl", null, facts.map(([name, text, kind]) => [el("dt", null, name), el("dd", { class: kind }, text)])));
   addEventListener("beforeprint", () => { details.wasOpen = details.open; details.open = true; });
