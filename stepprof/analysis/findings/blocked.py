@@ -20,6 +20,7 @@ from stepprof.analysis.report.wording import quoted
 NOTHING = re.compile(r"(?!)")
 SERIALISES = re.compile(
     r"(?i)(^|[._])(dumps|loads)$|\b\w*(pickle|pickler|yaml|json|marshal|msgpack|joblib|dill)(\(\))?\.\w*(dump|load|pack)\w*$"
+    r"|\b(json|msgpack|yaml|toml)[._](\w+(\(\))?\.)?(en|de)code\w*$|\bmodel_(dump|validate)_json$"
     r"|\b(torch|np|numpy)\.(save\w*|load)$|\b(un)?packb$|\b(save|load)_file$|\bserialize\w*$"
 )
 """Calls that make bytes of objects, or objects of bytes."""
@@ -71,6 +72,8 @@ class _Kind:
     """Modules that may be anywhere in the stack."""
     calls: re.Pattern[str] = NOTHING
     """Matches a call of a library by the job's own code, whatever is innermost."""
+    protocol: bool = False
+    """Whether a function of pickle's protocol that the job's call has called shows it."""
     waits: bool = False
     """Whether the thread waits for others: see `Stack.waits`."""
     assumption: str = "the thread does not wait there"
@@ -87,6 +90,8 @@ class _Kind:
         if stack.wants_cpu not in self.wants_cpu:
             return False
         if any(self.calls.search(call.name or "") for call in stack.calls):
+            return True
+        if self.protocol and stack.protocol:
             return True
         return stack.shows(self.label) or bool(stack.modules and stack.modules[0] in self.files)
 
@@ -151,6 +156,7 @@ KINDS = (
         "{process} serialised objects, or read serialised ones, for {seconds} in {place}",
         "to another process: pass tensors by shared memory or by reference (ray.put once, torch.multiprocessing), and send less; to a file: write it concurrently with the next phase",
         calls=SERIALISES,
+        protocol=True,
         assumption="nothing is serialised",
     ),
     _Kind(

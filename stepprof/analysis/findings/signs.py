@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 from stepprof.analysis.report.intervals import EMPTY, Intervals
@@ -56,6 +56,8 @@ class Stack(NamedTuple):
     """The label is a function of the job's own that runs, and calls nothing: its name may mean anything."""
     calls: tuple[Call, ...] = ()
     """Calls of libraries that the job's own frames make, other than the innermost frame; the innermost first."""
+    protocol: bool = False
+    """Whether the same call of the job's own code has called a function of pickle's protocol in one of the stacks."""
 
     @classmethod
     def of(cls, each: StackStretch, offset_ns: int) -> Stack:
@@ -75,6 +77,7 @@ class Stack(NamedTuple):
             min((each.run_queue_seconds or 0.0) * 1e9 / max(end - start, 1), 1.0),
             each.call is None and each.frames[0].own,
             each.calls,
+            _pickles(each.frames),
         )
 
     @property
@@ -120,6 +123,17 @@ def _label(stretch: StackStretch) -> str:
     if taken_by_loader and not _wants_cpu(stretch):
         return WORKER
     return SEMAPHORE if _is_semaphore(stretch.frames) else stretch.label
+
+
+def _pickles(frames: Sequence[Frame]) -> bool:
+    """Return whether a frame of the job makes a call that has called a function of pickle's protocol.
+
+    So does a pickler in C, which has no frame, by whatever name the job calls it.
+    """
+    return any(
+        outer.own and PROTOCOL.fullmatch(inner.function.rpartition(".")[2])
+        for inner, outer in pairwise(frames)
+    )
 
 
 def _line(stretch: StackStretch) -> str:
@@ -190,6 +204,8 @@ class Signs:
                 stacks.append(stack)
             elif each.task is not None and not stack.waits:
                 tasks.append(Task(each.task, each.pool, stack))
+        pickling = {(each.call, each.line) for each in stacks if each.protocol}
+        stacks = [each._replace(protocol=(each.call, each.line) in pickling) for each in stacks]
         collecting = Intervals.of(
             (start - offset_ns, end - offset_ns)
             for each in evidence.collections
@@ -286,6 +302,10 @@ def _pauses(run: Collection) -> Iterator[tuple[int, int]]:
         yield end - pause, end
 
 
+PROTOCOL = re.compile(
+    r"__(reduce|reduce_ex|getstate|setstate|getnewargs|getnewargs_ex|newobj|newobj_ex)__|_slotnames|_reconstructor|_load_from_bytes|_rebuild_\w+"
+)
+"""Functions that a pickler calls, or that it makes unpicklers call. `copy` calls them from frames of its own."""
 MOST_PAUSES = 20
 """The pauses of a run of collections are spread evenly over at most this many parts of it."""
 LONGEST_SPILL_NS = 5 * SAMPLE_NS // 4

@@ -37,6 +37,25 @@ def call_name(code: CodeType, instruction: int) -> str | None:
     return (_called if sys.version_info >= (3, 11) else _called_before_columns)(before, current)
 
 
+def names_of(instruction: Any) -> tuple[str, ...]:
+    """Return the names of an instruction: Python 3.13 has instructions with two."""
+    value = instruction.argval
+    return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
+
+
+def loaded_name(before: list[Any]) -> str | None:
+    """Return the name of the value that some instructions have pushed last: ``self.dump`` or ``Encoder()``."""
+    if sys.version_info < (3, 11):
+        return _pushed(before)
+    *earlier, last = before
+    if last.opname.startswith(_NAMES):
+        return names_of(last)[-1]
+    if last.opname in _ATTRIBUTES:
+        return _name(before, last)
+    name = _name(earlier, last) if "CALL" in last.opname else None
+    return None if name is None else f"{name}()"
+
+
 def _called(before: list[Any], instruction: Any) -> str | None:
     if "CALL" in instruction.opname:
         return _name(before, instruction)
@@ -62,7 +81,7 @@ def _name(before: list[Any], call: Any) -> str | None:
         if _begin(each) != begin:
             continue
         if each.opname.startswith(_NAMES):
-            name = str(each.argval)
+            name = names_of(each)[0]
         elif each.opname.startswith(_ATTRIBUTES):
             name += f".{each.argval}"
         elif each.opname == "CALL" and name:

@@ -20,7 +20,7 @@ from stepprof.host.real_time import thread_time_ns
 from stepprof.instrument.scope import Scope, newest
 from stepprof.interrupts import ours
 from stepprof.log import logger
-from stepprof.recording.evidence.call_names import call_name
+from stepprof.recording.evidence.call_targets import called_name
 from stepprof.recording.evidence.code_origin import is_compiling, is_stepprof, library_calls, own_frames
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
@@ -183,7 +183,7 @@ class _Running:
             })
             for each in self._garbage.found if each.end_ns > self.start_ns
         ]  # fmt: skip
-        name = lru_cache(maxsize=None)(call_name)  # slow: once for each instruction
+        name = lru_cache(maxsize=None)(called_name)  # slow: once for each instruction
         for stretch in [] if self._sampler is None else self._sampler.stretches:
             if _begin_at(stretch, self.start_ns):
                 found.append(_stack_span(stretch, name))

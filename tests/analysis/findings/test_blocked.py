@@ -50,7 +50,55 @@ class TestOwnLine:
         assert (found.region, round(1e3 * found.seconds)) == ("send", 400)
         assert found.why == "its stacks show pickle.dumps in parse (train.py:12)"
 
-    @pytest.mark.parametrize("name", ["self.pickled.sort", "pickle_path.exists", "self.loads_data"])
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "msgspec.json.encode",
+            "msgspec.json.Encoder().encode",
+            "batch.model_dump_json",
+            "json.loads",
+            "pickle.Pickler().dump",
+        ],
+    )
+    def test_libraries_that_serialise(self, name):
+        """A call of a library that makes bytes of objects is named, whatever is innermost."""
+        inside = sampled(
+            0, 200, None, frames=in_library("main.py"), caller=MINE, calls=(Call(name, "main.py"),)
+        )
+        made = report(
+            spans(0, ("window", "step", 0, 400, None), ("region", "send", 0, 400, None)),
+            evidence=with_stacks(inside, sampled(200, 400, name, frames=(MINE,))),
+        )
+        (found,) = [each for each in made.findings if each.topic == "pickle"]
+        assert (found.region, round(1e3 * found.seconds)) == ("send", 400)
+        assert found.why == f"its stacks show {name} in parse (train.py:12)"
+
+    def test_a_pickler_by_another_name(self):
+        """A call that has called a function of pickle's protocol pickles, also where it runs in C."""
+        back = (Frame("Tensor.__reduce_ex__", "_tensor.py", 1), MINE)
+        stacks = [
+            sampled(0, 50, None, frames=back, caller=MINE, calls=(Call("self._dump", "_tensor.py"),)),
+            sampled(50, 400, "self._dump", frames=(MINE,)),
+            sampled(400, 500, "self._check", frames=(MINE,)),
+        ]
+        made = report(
+            spans(0, ("window", "step", 0, 500, None), ("region", "send", 0, 500, None)),
+            evidence=with_stacks(*stacks),
+        )
+        (found,) = [each for each in made.findings if each.topic == "pickle"]
+        assert (found.region, round(1e3 * found.seconds)) == ("send", 400)
+        assert found.why == "its stacks show self._dump in parse (train.py:12)"
+
+    @pytest.mark.parametrize(
+        "name",
+        [
+            "self.pickled.sort",
+            "pickle_path.exists",
+            "self.loads_data",
+            "tokenizer.encode",
+            "text_encoder.encode",
+        ],
+    )
     def test_a_name_that_only_resembles_pickle(self, name):
         """A variable may have any name."""
         stack = sampled(0, 400, name, frames=(MINE,))
