@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from io import BufferedIOBase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepprof.formats import npu_folder
 from stepprof.formats.memory_snapshot import snapshot_problem
@@ -32,6 +32,10 @@ from stepprof.run.layout import AFTER, MANIFEST, REQUESTS, SPANS, step_folder
 from stepprof.run.names import STATUS
 from stepprof.run.runs import read_run, steps
 from stepprof.run.status import read_statuses
+
+if TYPE_CHECKING:
+    from stepprof.analysis.timeline.npu_database import DatabaseStream
+    from stepprof.analysis.timeline.raw import TraceStream
 
 PARSED_BYTES = 64 * 2**20
 """The largest other JSON file that is parsed [bytes]; parsing takes about twenty times as much memory."""
@@ -103,18 +107,34 @@ def _content(file: io.BufferedReader, name: str, *, is_trace: bool) -> Checked:
 
 
 def _trace(file: Path) -> Checked:
+    from stepprof.analysis.timeline.raw import TraceStream
+
+    return check_trace(TraceStream(file), file.name)[0]
+
+
+def check_trace(
+    stream: TraceStream | DatabaseStream, name: str, base_ns: int | None = None
+) -> tuple[Checked, int]:
+    """Read a trace to its end. Return the result, and its number of events.
+
+    Args:
+        stream: its events.
+        name: of the file.
+        base_ns: the Unix time of its zero, if it does not state one; None: such a trace has a problem.
+    """
     from stepprof.analysis.timeline.kineto import read
     from stepprof.analysis.timeline.load import without_strays
     from stepprof.analysis.timeline.model import Alignment, Origin
-    from stepprof.analysis.timeline.raw import TraceStream
 
-    stream = TraceStream(file)
-    source = read(stream, Origin("trace", file.name), Alignment("reference"), args=False, flows=False)
+    source = read(
+        stream, Origin("trace", name), Alignment("reference"), args=False, flows=False, base_ns=base_ns
+    )
     source = without_strays(source)
     about_events = source.findings[len(stream.findings) :]
-    if len(source.slices) + len(source.instants) + len(source.counters):
-        return Checked("; ".join(stream.findings) or None, tuple(about_events))
-    return Checked("; ".join(source.findings) or "has no events")
+    events = len(source.slices) + len(source.instants) + len(source.counters)
+    if events:
+        return Checked("; ".join(stream.findings) or None, tuple(about_events)), events
+    return Checked("; ".join(source.findings) or "has no events"), 0
 
 
 def _json(stream: BufferedIOBase, *, is_trace: bool) -> Checked:

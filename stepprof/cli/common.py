@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from stepprof.cli import output
 from stepprof.errors import ConfigError
+from stepprof.formats.npu_folder import is_database
+from stepprof.formats.recognise import not_a_trace
 from stepprof.host.plain_files import resolved
 from stepprof.run.layout import SPANS, step_number
 from stepprof.run.names import STATUS
-from stepprof.run.runs import find_run, has_step, is_run, list_runs
+from stepprof.run.runs import find_run, has_step, is_run, list_runs, named_run
 
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
@@ -27,6 +30,17 @@ def add_run(parser: argparse.ArgumentParser) -> None:
         metavar="RUN",
         nargs="?",
         help="a run id, or the path of a run or of a step's folder (default: the newest run)",
+    )
+    add_output_dir(parser)
+
+
+def add_run_or_traces(parser: argparse.ArgumentParser) -> None:
+    """Add RUN…, which may also be traces, and --output-dir."""
+    parser.add_argument(
+        "runs",
+        metavar="RUN",
+        nargs="*",
+        help="a run id, or the path of a run or of a step's folder (default: the newest run); or traces that stepprof did not record, or a folder of them",
     )
     add_output_dir(parser)
 
@@ -93,6 +107,8 @@ def chosen_run(args: argparse.Namespace, holds: Callable[[Path], bool] = has_ste
     Raises:
         ConfigError: there is no such run, or --step contradicts RUN.
     """
+    if args.run is not None:
+        _refuse_traces(output_dir(args), args.run)
     place = None if args.run is None else resolved(args.run)
     number = None if place is None else step_number(place.name)
     if place is not None and number is not None and is_run(place.parent):
@@ -109,6 +125,63 @@ def chosen_run(args: argparse.Namespace, holds: Callable[[Path], bool] = has_ste
             f'run "{args.run}": is not a run{f"; the newest under {output_dir(args)}: {known}" if known else ""}'
         )
     return path
+
+
+def given_traces(args: argparse.Namespace) -> list[str]:
+    """Return the traces that RUN… names; none: RUN names a run, and is now `args.run`.
+
+    Raises:
+        ConfigError: several runs, a run and traces, or files that are no trace.
+    """
+    traces = [text for text in args.runs if _is_of_traces(output_dir(args), text, "**/*")]
+    if len(traces) < len(args.runs) > 1:
+        raise ConfigError(f"RUN: {', '.join(args.runs)}: must be one run, or traces")
+    args.run = args.runs[0] if args.runs and not traces else None
+    return only_traces(traces)
+
+
+def only_traces(texts: Sequence[str]) -> list[str]:
+    """Return RUN… without the files that are no trace, which are printed; raise ConfigError if nothing is left."""
+    others = {text: what for text in texts if _is_file(text) and (what := not_a_trace(Path(text)))}
+    left = [text for text in texts if text not in others]
+    if texts and not left:
+        raise ConfigError("; ".join(f'"{text}": {what}' for text, what in others.items()))
+    for text, what in others.items():
+        output.print_lines(f'left out: "{text}" {what}', file=sys.stderr)
+    return left
+
+
+def _refuse_traces(folder: Path, text: str) -> None:
+    """Raise ConfigError if a text names a file or a folder of traces: the command needs a run."""
+    if not _is_of_traces(folder, text, "*"):
+        return
+    what = not_a_trace(Path(text)) if _is_file(text) else None
+    if what is None:
+        of = "a trace" if _is_file(text) else "a folder of traces"
+        what = f"is {of}, which report, merge, open, check and export take; this command takes a run"
+    raise ConfigError(f'"{text}": {what}')
+
+
+def _is_of_traces(folder: Path, text: str, pattern: str) -> bool:
+    """Return whether a text names a file, or a folder that is no run and has traces among the files that match."""
+    if named_run(folder, text) is not None:
+        return False
+    if _is_file(text):
+        return True
+    if not os.path.isdir(text):  # noqa: PTH112 - as for a file
+        return False
+    place = resolved(text)
+    if step_number(place.name) is not None and is_run(place.parent):
+        return False
+    return any(_may_be_trace(each) for each in place.glob(pattern))
+
+
+def _may_be_trace(path: Path) -> bool:
+    return (path.name.endswith((".json", ".json.gz")) or is_database(path.name)) and not_a_trace(path) is None
+
+
+def _is_file(text: str) -> bool:
+    return os.path.isfile(text)  # noqa: PTH113 - Path.is_file() raises for a name that is too long
 
 
 def print_json(content: Mapping[str, Any]) -> None:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import progress_bar, require_extra
 from stepprof.errors import ConfigError
+from stepprof.host.plain_files import resolved
 
 if TYPE_CHECKING:
     from stepprof.analysis.report.schema import Report
 
 
-def make_timeline(run: Path, step: int, folder: Path | None = None) -> Path:
-    """Merge a step into `timeline.pftrace` in its folder, or in another one, and return the file.
+def make_timeline(
+    paths: Sequence[str | Path], output_dir: Path, step: int | None, folder: Path | None = None
+) -> Path:
+    """Merge a step or traces into `timeline.pftrace` in their folder, or in another one, and return the file.
 
     Sources that are not in it are printed. Raise ConfigError if the extra `report` is not installed, there is nothing to merge, or the file
     cannot be written.
@@ -26,12 +30,13 @@ def make_timeline(run: Path, step: int, folder: Path | None = None) -> Path:
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.merge import default_output, merge
 
-    found = placed(find([run], output_dir=run.parent, step=step))
+    found = placed(find(paths, output_dir=output_dir, step=step))
+    place = folder or found.folder or Path()
     with progress_bar("merging") as progress:
         merged = merge(
             found.inputs,
-            default_output(folder or found.folder or run, "perfetto"),
-            title=f"step {step} of {found.run_id}",
+            place / found.named(default_output(Path(), "perfetto").name),
+            title=resolved(place).name if found.step is None else f"step {found.step} of {found.run_id}",
             progress=progress,
             roles=role_starts(found),
             left_out=found.findings,

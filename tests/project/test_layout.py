@@ -47,6 +47,7 @@ TESTED_THROUGH = {
     "cli/commands/test_report.py": "cli/trace_options",
     "cli/commands/test_spans.py": "analysis/span_stats",
     "cli/commands/test_status.py": "cli/process_table",
+    "cli/test_foreign.py": "analysis/trace_check",
     "cli/test_main.py": "cli/commands/check cli/commands/ls formatting",
     "config/test_config.py": "config/options/schedule config/policy config/post_step_validators",
     "diagnosis/test_diagnosis.py": "analysis/findings/half_batch",

@@ -36,6 +36,7 @@ from stepprof.analysis.timeline.profiler_steps import MarkedStep, cut_to_step, m
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError, StepprofError
 from stepprof.formatting import ranges
+from stepprof.host.plain_files import resolved
 from stepprof.run.evidence import read_evidence
 from stepprof.run.fields import LONGEST_NAME
 from stepprof.run.runs import read_run
@@ -136,7 +137,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
     report = combine(
         digests,
         step=step,
-        run_id=found.run_id or (found.folder.name if found.folder is not None else ""),
+        run_id=found.run_id or _name_of(found),
         manifests=found.manifests,
         problems=[
             *(Problem(source, problem) for source, problem in found.findings),
@@ -156,6 +157,13 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         recording=_cost(found),
         findings=[*report.findings[:1], *_marked(digests), *report.findings[1:]],
     )
+
+
+def _name_of(found: Found) -> str:
+    """Return the name of traces without a run: of the only file, or of their folder."""
+    if found.stem is not None:
+        return found.inputs[0].origin.path
+    return "" if found.folder is None else resolved(found.folder).name
 
 
 def placed(

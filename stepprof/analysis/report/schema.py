@@ -664,7 +664,7 @@ class Report(msgspec.Struct, frozen=True):
     """One step."""
 
     run_id: str
-    """The run."""
+    """The run; of traces that stepprof did not record, the name of their file or folder."""
     step: int | None
     """None: the traces state no step."""
     start_unix_ns: int

@@ -70,7 +70,8 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     room = console.width - _INDENT
     version = "" if report.version is None else f"  version {report.version}"
     foreign = report.step is None or {source.kind for source in report.sources} == {"trace"}
-    which = "traces of" if foreign else "run"
+    one_file = [source.path for source in report.sources] == [report.run_id]
+    which = "run" if not foreign else "trace" if one_file else "traces of"
     of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
     step = "" if report.step is None else f"  step {report.step}{of}"
     title = Text(printable(f"{which} {report.run_id}{step}{version}"), style="bold")
@@ -102,9 +103,9 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     _section(console, "work and waiting", idle_table(report.idle, room))
     if report.overlap:
         _section(console, "communication and compute, mean of the processes", overlap_table(report, room))
-    if report.tree:
-        heading = "regions and what they called, median of the processes"
-        _section(console, heading, tree_table(report, plain, room, top=max(20, 2 * top)))
+    tree = tree_table(report, plain, room, top=max(20, 2 * top))
+    if tree is not None:
+        _section(console, "regions and what they called, median of the processes", tree)
     else:
         _section(console, "regions", regions_table(report.regions[:top], room))
     for name, ops in (("operators", report.ops), ("kernels", report.kernels)):

@@ -97,9 +97,11 @@ def tree_table(report: Report, plain: bool, room: int, *, top: int = 20) -> Tabl
     """Return the region tree: the costliest rows with the rows around them, bars scaled to the step.
 
     Each row is one line: names that are too long are cut. A narrow table has short bars, and no column
-    for the spread over the processes.
+    for the spread over the processes. None: no row has a share of the step that is worth a line.
     """
     shown = costliest(report.tree, top)
+    if not shown:
+        return None
     wide = room >= _WIDE
     full, most = "=" if plain else "█", _TREE_BAR if wide else _SHORT_TREE_BAR
     several = wide and any(report.tree[at].processes > 1 for at in shown)

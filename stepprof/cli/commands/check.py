@@ -1,4 +1,4 @@
-"""`stepprof check`: check artifacts against manifests.
+"""`stepprof check`: check artifacts against manifests, or traces that have none.
 
 Use it at the end of a job script, in CI, and after copying a run to another machine.
 """
@@ -9,18 +9,25 @@ import argparse
 import dataclasses
 
 from stepprof.analysis.verify import Problem, verify_run
-from stepprof.cli.common import add_json, add_run, chosen_run, print_json
+from stepprof.cli.common import (
+    add_json,
+    add_run_or_traces,
+    chosen_run,
+    given_traces,
+    output_dir,
+    print_json,
+)
 from stepprof.cli.output import print_lines
-from stepprof.cli.trace_options import progress_bar
+from stepprof.cli.trace_options import progress_bar, require_extra
 from stepprof.errors import ConfigError
 from stepprof.formatting import counted, size
 
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `check`."""
-    parser.description = "Check a run: every selected window is recorded, and every artifact in a manifest exists, has the recorded size and is readable. Traces are read the way merge reads them."
+    parser.description = "Check a run: every selected window is recorded, and every artifact in a manifest exists, has the recorded size and is readable. Traces are read the way merge reads them. Of traces that stepprof did not record: each is readable to its end."
     parser.epilog = "exit status: 0 complete, 1 something is missing or damaged, 2 no such run"
-    add_run(parser)
+    add_run_or_traces(parser)
     parser.add_argument(
         "--workers",
         type=int,
@@ -31,10 +38,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check one run. Return 1 if something is missing or damaged, else 0."""
-    path = chosen_run(args)
+    """Check one run, or traces. Return 1 if something is missing or damaged, else 0."""
     if args.workers is not None and args.workers < 1:
         raise ConfigError.at("--workers", args.workers, "must be >= 1")
+    traces = given_traces(args)
+    if traces:
+        return _check_traces(traces, args)
+    path = chosen_run(args)
     with progress_bar("reading artifacts") as progress:
         result = verify_run(path, workers=args.workers, progress=progress)
     if args.json:
@@ -64,6 +74,37 @@ def run(args: argparse.Namespace) -> int:
     verdict = "ok" if result.ok else counted(len(result.problems), "problem")
     print_lines(f"{verdict}: {', '.join(counts)} in {path}")
     return 0 if result.ok else 1
+
+
+def _check_traces(traces: list[str], args: argparse.Namespace) -> int:
+    require_extra()
+    from stepprof.analysis.timeline.find import find
+    from stepprof.analysis.trace_check import check_traces
+
+    found = find(traces, output_dir=output_dir(args))
+    with progress_bar("reading traces") as progress:
+        checked = check_traces(found, workers=args.workers, progress=progress)
+    problems = [Problem(None, each.path, each.checked.problem) for each in checked if each.checked.problem]
+    notes = [Problem(None, each.path, note) for each in checked for note in each.checked.notes]
+    notes += [Problem(None, source or "", problem) for source, problem in found.findings]
+    events, read = sum(each.events for each in checked), sum(each.bytes for each in checked)
+    if args.json:
+        print_json(
+            {
+                "paths": traces,
+                "ok": not problems,
+                "checked": {"traces": len(checked), "events": events, "bytes": read},
+                "problems": [dataclasses.asdict(problem) for problem in problems],
+                "notes": [dataclasses.asdict(note) for note in notes],
+            }
+        )
+    else:
+        lines = [f"note     {_line(note)}" for note in notes]
+        lines += [f"PROBLEM  {_line(problem)}" for problem in problems]
+        verdict = "ok" if not problems else counted(len(problems), "problem")
+        counts = f"{counted(len(checked), 'trace')}, {counted(events, 'event')}, {size(read)}"
+        print_lines(*lines, f"{verdict}: {counts} in {', '.join(traces)}")
+    return 1 if problems else 0
 
 
 def _line(problem: Problem) -> str:

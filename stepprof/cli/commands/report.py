@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from stepprof.cli.common import output_dir
+from stepprof.cli.common import only_traces, output_dir
 from stepprof.cli.make_outputs import is_written
 from stepprof.cli.output import print_json, print_lines, print_text
 from stepprof.cli.trace_options import (
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if outputs.json == outputs.markdown == _THERE:
         raise ConfigError("--json and --markdown: both print to stdout; give one of them a FILE")
     limit = _limit(args.fail_on_regression)
-    sides = _sides(args.runs, args.step, output_dir(args))
+    sides = _sides(only_traces(args.runs), args.step, output_dir(args))
     if limit is not None and len(sides) != 2:
         raise ConfigError("--fail-on-regression: needs two runs, or two RUN:STEP: A before, B after")
     with chosen_cluster(args) as cluster:

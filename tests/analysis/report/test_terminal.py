@@ -205,6 +205,14 @@ class TestReport:
         assert "backward " in cut
         assert any("other operators" in line for line in lines)
 
+    def test_regions_too_short_for_the_tree_are_in_the_list(self):
+        """Traces recorded at different times make a step of which every region is a tiny share."""
+        report = make_report(3, 1)
+        tree = [msgspec.structs.replace(row, share=0.0) for row in report.tree]
+        text = text_of(msgspec.structs.replace(report, tree=tree))
+        assert "regions and what" not in text
+        assert rows(text, "regions")
+
     def test_no_line_ends_in_blanks(self):
         text = text_of(make_report(3, 1)) + text_of(make_comparison())
         assert [line for line in text.splitlines() if line != line.rstrip()] == []

@@ -139,7 +139,7 @@ class TestOneStep:
     def test_a_file_that_is_not_a_trace_gets_no_report(self, runs, tmp_path, capsys):
         (tmp_path / "README.md").write_text("# words")
         assert report("README.md") == 2
-        assert "nothing could be read: README.md: is not a trace" in capsys.readouterr().err
+        assert 'stepprof report: "README.md": is text and no trace: ' in capsys.readouterr().err
         assert [each.name for each in tmp_path.iterdir()] == ["README.md"]
 
     def test_a_terminal_that_lacks_a_character_still_gets_its_report(self, runs):

@@ -109,18 +109,20 @@ function reportPage(report, gantt) {
   const when = new Date(report.start_unix_ns / 1e6);
   const started = isNaN(when) ? null : when.toISOString().replace("T", " ").slice(0, 19) + " UTC";
   const known = report.step !== null;
+  const files = report.sources.length && report.sources.every(source => source.kind === "trace");
+  const alone = files && report.sources.length === 1 && report.sources[0].path === report.run_id;
   const which = report.occurrences > 1 ? `${report.step} (${report.occurrence} of ${report.occurrences})` : String(report.step);
   document.title = `${known ? `Step ${which} of ` : ""}${report.run_id} · stepprof`;
   const parts = [pathPart(report), rolesPart(report, gantt), ganttPart(report, gantt), neighboursPart(report), rolloutPart(report), enginesPart(report), skewPart(report), idlePart(report), overlapPart(report), treePart(report), operationsPart(report), costPart(report), sourcesPart(report)].filter(Boolean);
   const first = report.findings.length && report.findings[0].topic === "step" ? report.findings[0] : null;
   const briefs = new Map(parts.map(node => [node.id, node.dataset.brief]));
   const hero = el("section", { class: "hero" },
-    el("div", { class: "eyebrow" }, el("span", null, known ? "Run " : "Traces of ", el("b", null, report.run_id)), known ? el("span", null, "Step ", el("b", null, which)) : null,
+    el("div", { class: "eyebrow" }, el("span", null, alone ? "Trace " : files ? "Traces of " : known ? "Run " : "Traces of ", el("b", null, report.run_id)), known ? el("span", null, "Step ", el("b", null, which)) : null,
       report.version !== null ? el("span", null, "Version ", el("b", null, String(report.version))) : null, started ? el("span", null, "Began ", el("b", null, started)) : null),
     jobFacts(report),
     el("h1", null, first ? el("span", { class: "text" }, quotedText(capital(first.text))) : known ? `Where did step ${which} go?` : "Where did the time go?"), first ? reasons(first) : null,
     stepBar(report, first ? 1 : 0), findings(report.findings, report.seconds, briefs, first ? 1 : 0), tiles(report));
-  return [hero, ...parts, el("footer", null, el("span", null, `stepprof ${report.stepprof}`.trim()), el("span", null, `report schema ${report.schema_version}`), known ? el("span", null, "Every single event: ", el("span", { class: "mono" }, `stepprof open ${report.run_id} --step ${report.step}`)) : null, el("span", null, "Seconds count from the step's first record. What is not known is left out, never zero."))];
+  return [hero, ...parts, el("footer", null, el("span", null, `stepprof ${report.stepprof}`.trim()), el("span", null, `report schema ${report.schema_version}`), known && !files ? el("span", null, "Every single event: ", el("span", { class: "mono" }, `stepprof open ${report.run_id} --step ${report.step}`)) : null, el("span", null, "Seconds count from the step's first record. What is not known is left out, never zero."))];
 }
 
 function comparisonPage(comparison) {

@@ -1,0 +1,122 @@
+"""Commands that are given traces that stepprof did not record: those that read them, and those that need a run."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepprof.cli.main import main
+
+BASE = 1_700_000_000_000_000_000
+
+
+def trace(*names: str, **header: Any) -> bytes:
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 7, "tid": 7, "ts": 10.0 * at, "dur": 8.0}
+        for at, name in enumerate(names)
+    ]
+    return json.dumps({"baseTimeNanoseconds": BASE, **header, "traceEvents": events}).encode()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current folder, with two traces and a report of one of them."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.json.gz").write_bytes(gzip.compress(trace("aten::mm", "aten::add")))
+    (tmp_path / "b.json").write_bytes(trace("aten::mul"))
+    assert main(["report", "b.json"]) == 0
+    return tmp_path
+
+
+@pytest.mark.usefixtures("folder")
+class TestRefused:
+    @pytest.mark.parametrize("command", ["ls", "show", "status", "trigger", "spans", "analyse"])
+    @pytest.mark.parametrize(("given", "what"), [("a.json.gz", "is a trace"), (".", "is a folder of traces")])
+    def test_commands_about_runs(
+        self, command: str, given: str, what: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The error names the commands that take a trace."""
+        assert main([command, given]) == 2
+        assert capsys.readouterr().err == (
+            f'stepprof {command}: "{given}": {what}, which report, merge, open, check and export take; this command takes a run\n'
+        )
+
+    @pytest.mark.parametrize("command", ["report", "merge", "check", "open", "ls"])
+    def test_our_own_report_is_no_trace(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """It is JSON, and lies next to the trace."""
+        assert main([command, "b.report.json"]) == 2
+        said = f'stepprof {command}: "b.report.json": is a report of stepprof, and no trace\n'
+        assert capsys.readouterr().err == said
+
+    @pytest.mark.parametrize("command", ["check", "open"])
+    def test_a_run_and_a_trace(self, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+        """They have nothing in common."""
+        assert main([command, "a.json.gz", "run-7"]) == 2
+        assert "RUN: a.json.gz, run-7: must be one run, or traces" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("folder")
+class TestRead:
+    def test_everything_in_the_folder(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """`*` names the report as well: it is left out, and the two traces are not compared with it."""
+        assert main(["report", "b.json", "b.report.json", "b.report.html", "--json"]) == 0
+        said = capsys.readouterr()
+        assert json.loads(said.out[said.out.index("{") :])["run_id"] == "b.json"
+        assert [line.split('" ')[1] for line in said.err.splitlines()] == [
+            "is a report of stepprof, and no trace",
+            "is a report of stepprof, for a browser, and no trace",
+        ]
+
+    @pytest.mark.parametrize(
+        ("given", "counts"),
+        [
+            (["a.json.gz"], {"traces": 1, "events": 2}),
+            (["a.json.gz", "b.json"], {"traces": 2, "events": 3}),
+            (["."], {"traces": 2, "events": 3}),
+        ],
+    )
+    def test_check(
+        self, given: list[str], counts: dict[str, int], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A file, several, a folder: each is read to its end."""
+        capsys.readouterr()
+        assert main(["check", *given, "--json"]) == 0
+        content = json.loads(capsys.readouterr().out)
+        assert content["ok"] is True
+        assert content["checked"].items() >= counts.items()
+
+    @pytest.mark.parametrize("given", ["cut.json.gz", "."])
+    def test_check_of_a_damaged_trace(
+        self, folder: Path, given: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The exit status is 1, and the file is named."""
+        (folder / "cut.json.gz").write_bytes((folder / "a.json.gz").read_bytes()[:-20])
+        assert main(["check", given]) == 1
+        assert "PROBLEM  cut.json.gz: " in capsys.readouterr().out
+
+    def test_check_of_relative_times(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A trace needs no clock to be complete."""
+        (folder / "a.json").write_bytes(trace("aten::mm", baseTimeNanoseconds=None))
+        assert main(["check", "a.json"]) == 0
+        assert "ok: 1 trace, 1 event, " in capsys.readouterr().out
+
+    @pytest.mark.parametrize("given", [["a.json.gz", "b.json"], ["."]])
+    def test_open_merges_several(
+        self,
+        folder: Path,
+        given: list[str],
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Perfetto shows one file."""
+        monkeypatch.setitem(sys.modules, "viztracer", None)
+        assert main(["open", *given]) == 0
+        assert "timeline.pftrace" in capsys.readouterr().out
+        timeline = (folder / "timeline.pftrace").read_bytes()
+        assert b"aten::add" in timeline
+        assert b"aten::mul" in timeline

@@ -1,0 +1,85 @@
+"""Files that are no trace are named by their content, whatever their name is."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import pickle
+from pathlib import Path
+
+import pytest
+from runs import make_run, record, region, write_spans
+
+from stepprof.cli.main import main
+from stepprof.formats.recognise import TAKEN, not_a_trace, not_for_perfetto
+
+TRACE = json.dumps(
+    {
+        "baseTimeNanoseconds": 1_700_000_000_000_000_000,
+        "traceEvents": [
+            {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 7, "tid": 7, "ts": 1, "dur": 4}
+        ],
+    }
+).encode()
+PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.org/memory_viz shows it"
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (TRACE, None),
+        (gzip.compress(TRACE), None),
+        (b'[{"ph": "X"}', None),
+        (b'{"traceEvents": [', None),
+        (b'{"schemaVersion": 1, "deviceProperties": [', None),
+        (gzip.compress(TRACE)[:20], None),
+        (b"", "is empty"),
+        (b"loss 0.1\n", f"is text and no trace: {TAKEN}"),
+        (b"\x7fELF\0\0\0", f"is a binary file and no trace: {TAKEN}"),
+        (b"\xef\xbb\xbf<!DOCTYPE html>", f"is a web page and no trace: {TAKEN}"),
+        (b'{"lr": 0.1}', "is JSON without traceEvents, and no trace"),
+        (gzip.compress(b'{"lr": 0.1}'), "is JSON without traceEvents, and no trace"),
+        (pickle.dumps({"segments": []}), PICKLE),
+        (b"PK\x03\x04...", f"is a ZIP archive: {TAKEN}"),
+        (b"SQLite format 3\0...", f"is a SQLite database of another tool: {TAKEN}"),
+    ],
+)
+def test_what_a_file_is(tmp_path: Path, content: bytes, what: str | None) -> None:
+    """The start of the content decides. A damaged trace may still be one."""
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    assert not_a_trace(path) == what
+
+
+def test_files_of_stepprof(tmp_path: Path) -> None:
+    """The report, the comparison, the timeline, the manifest, spans and `run.json` are each named."""
+    run = make_run(tmp_path, "r")
+    for step in (2, 3):
+        record(run, step=step, data=gzip.compress(TRACE))
+    write_spans(run, 0, region("update", 0.5))
+    assert (
+        main(["report", str(run.path), "--step", "2"]) == main(["merge", str(run.path), "--step", "2"]) == 0
+    )
+    compared = tmp_path / "compared.json"
+    assert main(["report", f"{run.path}:2", f"{run.path}:3", "--json", str(compared)]) == 0
+    step = run.path / "step-000002"
+    (manifest,) = (step / "manifest").glob("*.json")
+    (spans,) = (run.path / "spans").glob("*.jsonl")
+    run_file = run.path / "run.json"
+    assert [not_a_trace(each) for each in (step / "report.json", step / "report.html", compared)] == [
+        "is a report of stepprof, and no trace",
+        "is a report of stepprof, for a browser, and no trace",
+        "is a comparison of stepprof, and no trace",
+    ]
+    assert [not_a_trace(each) for each in (manifest, spans, run_file)] == [
+        "is a manifest of a step: give the folder of its run",
+        "is a file of spans: give the folder of its run",
+        "is the description of a run: give the folder of the run",
+    ]
+    timeline = step / "timeline.pftrace"
+    assert (
+        not_a_trace(timeline)
+        == "is a merged timeline of stepprof: give the run or the traces that it was merged from; `stepprof open` shows the timeline"
+    )
+    assert not_for_perfetto(timeline) is None
+    assert not_for_perfetto(step / "report.json") == "is a report of stepprof, and no trace"
