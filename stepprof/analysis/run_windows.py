@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -15,6 +15,8 @@ from stepprof.run.span_lines import LARGEST_NS, parse_span, span_lines
 
 MOST_REGIONS = 100_000
 """More regions than that are not read."""
+_PLAIN = re.compile(r"[\w ./:-]+", re.ASCII)
+"""A name that has one form in JSON."""
 _FILE = re.compile(r"rank-(.+)\.\d{1,18}\.jsonl", re.ASCII)
 
 
@@ -139,11 +141,43 @@ def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> list[Run
     They are those of the threads that open windows in the step, without coroutines: a process that was lost in the step has
     regions without a window. Empty: there are too many regions to read.
     """
+    return _outermost(files, steps, lambda span: span.get("kind") == "region" and bool(span.get("name")))
+
+
+def calls_of(
+    files: Iterable[Path], steps: Collection[int], region: str | None, role: str | None
+) -> list[RunRegion]:
+    """Return the calls of one region in a role that are inside no other call of it, as `outermost_regions` does.
+
+    Args:
+        files: of a process.
+        steps: the numbers of the steps.
+        region: its name; None: the windows of the role.
+        role: the one around it.
+    """
+
+    def is_wanted(span: Mapping[str, object]) -> bool:
+        kind, name = ("window", None) if region is None else ("region", region)
+        return (span.get("kind"), span.get("role")) == (kind, role) and name in (None, span.get("name"))
+
+    written = b"" if region is None or not _PLAIN.fullmatch(region) else f'"{region}"'.encode()
+    return _outermost(files, steps, is_wanted, written)
+
+
+def _outermost(
+    files: Iterable[Path],
+    steps: Collection[int],
+    is_wanted: Callable[[Mapping[str, object]], bool],
+    having: bytes = b"",
+) -> list[RunRegion]:
+    """Return the regions or windows that are wanted and inside no other one of them. Lines of regions without `having` are not parsed."""
     process = ""
     threads: set[object] = set()
     found: list[tuple[int, int, int, object, str, str]] = []
     try:
-        lines = [*islice((line for file in files for line in span_lines(file, steps)), MOST_REGIONS)]
+        every = (line for file in files for line in span_lines(file, steps))
+        some = (line for line in every if having in line or b'"region"' not in line)
+        lines = [*islice(some, MOST_REGIONS)]
     except OSError:
         return []
     if len(lines) == MOST_REGIONS:
@@ -161,8 +195,8 @@ def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> list[Run
         )
         if span.get("kind") == "window":
             threads.add(thread)
-        elif span.get("kind") == "region" and span.get("task") is None and span.get("name"):
-            found.append((span["step"], start, -length, thread, span["name"], process))
+        if is_wanted(span) and (span["kind"] == "window" or span.get("task") is None):
+            found.append((span["step"], start, -length, thread, span.get("name", ""), process))
     outermost = []
     end: dict[tuple[int, object], int] = {}
     for step, start, negative, opened, name, process in sorted(found, key=lambda each: each[:3]):

@@ -14,16 +14,17 @@ same roles: one without a rollout is no fast one with it.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from msgspec.structs import replace
 
 from stepprof.analysis.periodic import every, period, tolerance, warm_up
+from stepprof.analysis.report.cause_times import cause_times
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.processes import Process
-from stepprof.analysis.report.schema import Finding, Neighbourhood, Report, StepTime, Usual
+from stepprof.analysis.report.schema import CauseTimes, Finding, Neighbourhood, Report, StepTime, Usual
 from stepprof.analysis.report.timelines import DRIVER
 from stepprof.analysis.report.unrecorded import Unrecorded
 from stepprof.analysis.report.visits import later_visits
@@ -34,6 +35,7 @@ from stepprof.analysis.run_windows import (
     own_windows,
     process_files,
 )
+from stepprof.analysis.timeline.model import Origin
 from stepprof.run.runs import steps as recorded_steps
 
 NOTHING = Unrecorded()
@@ -54,7 +56,7 @@ MOST_REGIONS = 6
 def neighbourhood_of(
     report: Report,
     runs: Sequence[Path],
-    causes: Iterable[Finding],
+    causes: Sequence[Finding],
     processes: Iterable[Process],
     unrecorded: Unrecorded = NOTHING,
 ) -> Neighbourhood | None:
@@ -74,9 +76,7 @@ def neighbourhood_of(
     for segment in report.path:
         spent[segment.process] += segment.seconds
     places = [(cause.process, cause.start) for cause in causes if cause.process in origins]
-    order: list[str] = [process for process, _ in places[:1] if process] + sorted(
-        spent, key=lambda label: -spent[label]
-    )
+    order = [process for process, _ in places[:1] if process] + sorted(spent, key=lambda label: -spent[label])
     regions = {
         segment.region[0]
         for segment in report.path
@@ -86,7 +86,7 @@ def neighbourhood_of(
             for process, start in places
         )
     }
-    return neighbourhood(
+    found = neighbourhood(
         runs,
         report.step,
         [origins[label].rank for label in order if label in origins],
@@ -94,6 +94,44 @@ def neighbourhood_of(
         unrecorded,
         processes={f"{each.host} {each.pid}" for each in origins.values()},
     )
+    return (
+        None
+        if found is None
+        else replace(
+            found, places=[*_places(found, report.step, runs, causes, origins=origins, unrecorded=unrecorded)]
+        )
+    )
+
+
+def _places(
+    found: Neighbourhood,
+    step: int,
+    runs: Sequence[Path],
+    causes: Iterable[Finding],
+    *,
+    origins: Mapping[str, Origin],
+    unrecorded: Unrecorded,
+) -> Iterator[CauseTimes]:
+    """Yield the times of places of causes that the parts do not show: those of another process, or inside of a part."""
+    shown = {(each.role, each.region) for each in found.parts}
+
+    def is_shown(cause: Finding) -> bool:
+        part = (cause.role, None) if cause.region is None else (None, cause.region)
+        return part in shown and _name(str(origins[cause.process or ""].rank)) == found.process
+
+    places = [each for each in causes if each.process in origins and not is_shown(each)]
+    compared = {*found.others}
+    for place in cause_times(
+        runs, step, {each.step for each in found.steps}, places, origins=origins, unrecorded=unrecorded
+    ):
+        others = [seconds for number, seconds in place.by_step.items() if number in compared]
+        if len(others) >= FEWEST:
+            origin = origins[place.process]
+            displaced = unrecorded.displaced(f"{origin.host} {origin.pid}")
+            usual = _usual(place.role, place.by_step[step], others, displaced, place.region)
+            yield replace(place, usual=usual)
+        else:
+            yield place
 
 
 def neighbourhood(
@@ -178,7 +216,11 @@ def _processes(runs: Sequence[Path], ranks: Sequence[str]) -> Iterator[tuple[str
     last = len(ranks)
     found.sort(key=lambda each: (each[0] != DRIVER, ranks.index(each[0]) if each[0] in ranks else last))
     for name, files in found[:MOST_PROCESSES]:
-        yield f"rank {name}" if name.isdecimal() else name, files
+        yield _name(name), files
+
+
+def _name(rank: str) -> str:
+    return f"rank {rank}" if rank.isdecimal() else rank
 
 
 def _steps(windows: Iterable[RunWindow], recorded: set[int], unrecorded: Unrecorded) -> list[StepTime]:

@@ -789,6 +789,21 @@ class Usual(msgspec.Struct, frozen=True):
     """An outermost region, where no role divides the step; None: the whole step, or a role."""
 
 
+class CauseTimes(msgspec.Struct, frozen=True):
+    """The place of a finding in the steps of the run, by the spans of its process. Seconds."""
+
+    process: str
+    """The process of the finding."""
+    role: str | None
+    """The role of the finding."""
+    region: str | None
+    """The region of the finding; None: the windows of the role."""
+    by_step: dict[int, float]
+    """The seconds in each step that has it, by its number."""
+    usual: Usual | None = None
+    """This step compared with the others; null: too few others have it."""
+
+
 class Neighbourhood(msgspec.Struct, frozen=True):
     """The step among the other steps of the run, by the spans of one process."""
 
@@ -802,6 +817,8 @@ class Neighbourhood(msgspec.Struct, frozen=True):
     """The step as a whole, then its roles, or its outermost regions where no role divides it; empty: there are too few other steps."""
     text: str
     """The result as a sentence."""
+    places: list[CauseTimes] = []
+    """The places of the first three findings with a place, each in its own process, without those that `parts` shows."""
 
 
 class Change(msgspec.Struct, frozen=True):

@@ -150,8 +150,8 @@ def _shortened(name: str, room: int) -> str:
 
 
 def neighbours_table(among: Neighbourhood, step: int | None, room: int) -> Table | None:
-    """Return the steps around this one as bars, this one in brackets: a row for the whole step, and one for each
-    role or outermost region; None: the other steps are too few to compare with.
+    """Return the steps around this one as bars, this one in brackets: a row for the whole step, one for each
+    role or outermost region, and one for each place of a cause; None: the other steps are too few to compare with.
     """
     if not among.parts:
         return None
@@ -159,13 +159,24 @@ def neighbours_table(among: Neighbourhood, step: int | None, room: int) -> Table
     first = max(0, min(here - _STEPS // 2, len(among.steps) - _STEPS))
     shown = among.steps[first : first + _STEPS]
     rows: list[list[str | Text]] = []
-    for part in among.parts[:MOST_PROCESSES]:
-        taken = [_taken(each, part) for each in shown]
+    measured = [
+        (part.role or part.region or "whole step", part, [_taken(each, part) for each in shown])
+        for part in among.parts[:MOST_PROCESSES]
+    ]
+    measured += [
+        (
+            f"{place.region or place.role} of {place.process}",
+            place.usual,
+            [place.by_step.get(each.step) for each in shown],
+        )
+        for place in among.places
+        if place.usual is not None
+    ]
+    for name, part, taken in measured:
         longest = max((each for each in taken if each is not None), default=0.0) or 1.0
         bars = [" " if each is None else _LEVELS[max(1, round(each / longest * 8))] for each in taken]
         bars[here - first] = f"[{bars[here - first]}]"
         usual = f"{seconds(part.median)} ({seconds(part.shortest)} to {seconds(part.longest)})"
-        name = part.role or part.region or "whole step"
         rows.append(
             [
                 name,

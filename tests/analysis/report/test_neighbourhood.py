@@ -309,3 +309,33 @@ class TestRestart:
         path.with_name("rank-0.000000.jsonl").write_text(lost)
         found = neighbourhood([run.path], 3)
         assert {each.step: each.regions["forward"] for each in found.steps} == dict.fromkeys(range(8), 2)
+
+
+def test_the_slow_rank_is_in_the_table_of_a_driver(run, capsys) -> None:
+    """The steps are those of the driver; the region in which rank 1 was slow in step 3 has a row of its own, of that rank."""
+    spans(run, "driver", [(number, both(1.0, 4.0 if number == 3 else 2.0)) for number in range(8)])
+    for rank in range(3):
+        spans(run, rank, [(number, both(1.0, 4.0 if number == 3 else 2.0)) for number in range(8)])
+        path = run.path / "spans" / f"rank-{rank}.000001.jsonl"
+        lines = [line for line in path.read_text().splitlines() if '"role": "rollout"' not in line]
+        path.write_text("\n".join(lines).replace('"pid": 7', f'"pid": {8 + rank}') + "\n")
+        add_regions(run, rank, lambda step, slow=rank == 1: [
+            ("pack", 0, 3.5 if slow and step == 3 else 1.5, {}), ("backward", 3.5 if slow and step == 3 else 1.5, 0.4, {}),
+        ])  # fmt: skip
+    assert main(["report", str(run.path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    around = report["neighbourhood"]
+    assert around["process"] == "driver"
+    (place,) = around["places"]
+    assert (place["process"], place["role"], place["region"]) == ("actor rank 1", "actor", "pack")
+    assert place["by_step"] == {str(step): 3.5 if step == 3 else 1.5 for step in range(8)}
+    assert (place["usual"]["seconds"], place["usual"]["median"], place["usual"]["typical"]) == (
+        3.5,
+        1.5,
+        False,
+    )
+    assert main(["report", str(run.path)]) == 0
+    out = capsys.readouterr().out
+    assert any(
+        "pack of actor rank 1" in line and "1.50 s (1.50 s to 1.50 s)" in line for line in out.splitlines()
+    ), out

@@ -9,11 +9,12 @@ function neighboursPart(report) {
   const names = [...new Set(among.steps.flatMap(step => Object.keys(timesOf(step))))];
   const usual = new Map(among.parts.map(each => [byRegion ? each.region : each.role, each]).reverse()); // the whole step is the first without a name
   const rows = [{ name: "whole step", part: null, of: step => step.seconds }, ...names.map(name => ({ name, part: name, of: step => timesOf(step)[name] ?? null }))].slice(0, MOST_NEIGHBOUR_ROWS);
+  const places = among.places.map(place => ({ name: `${place.region ?? place.role} of ${place.process}`, part: place, of: step => place.by_step[step.step] ?? null }));
   const kinds = [["this step", "var(--accent)"], ["other steps", "var(--unknown)"]];
   if (among.steps.some(step => step.recorded && step.step !== report.step)) kinds.push(["recorded too", "var(--wait)"]);
   if (among.parts.length) kinds.push(["median of the steps that it is compared with", "var(--ink3)", "line"]);
   return part("neighbours", "Steps", "This step among its neighbours", quotedText(`${capital(among.text)}.`),
-    el("div", { class: "card" }, rows.map(row => neighbourRow(report, among, row, usual.get(row.part) || null)), legend(kinds)));
+    el("div", { class: "card" }, rows.map(row => neighbourRow(report, among, row, usual.get(row.part) || null)), places.map(row => neighbourRow(report, among, row, row.part.usual)), legend(kinds)));
 }
 
 function neighbourRow(report, among, row, usual) {

@@ -1,0 +1,50 @@
+"""Measure how long the place of a cause took in each step of the run: its region, or the windows of its role, in its own process."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from stepprof.analysis.report.schema import CauseTimes, Finding
+from stepprof.analysis.report.unrecorded import Unrecorded
+from stepprof.analysis.run_windows import calls_of, process_files
+from stepprof.analysis.timeline.model import Origin
+
+MOST_PLACES = 3
+
+
+def cause_times(
+    runs: Sequence[Path],
+    step: int,
+    around: Collection[int],
+    causes: Iterable[Finding],
+    *,
+    origins: Mapping[str, Origin],
+    unrecorded: Unrecorded,
+) -> Iterator[CauseTimes]:
+    """Yield the times of the first few places of causes, in this step and in others that have them.
+
+    Args:
+        runs: the folders of the run.
+        step: the number of the step.
+        around: the numbers of all steps to measure, with this one.
+        causes: findings in processes, the most important one first.
+        origins: of the processes, by label.
+        unrecorded: what the recording of the step took.
+    """
+    places = dict.fromkeys(
+        (each.process or "", each.role, each.region)
+        for each in causes
+        if (each.region or each.role) is not None and origins[each.process or ""].kind != "engine"
+    )
+    files = {name: of for run in runs for name, of in process_files(run)} if places else {}
+    for label, role, region in [*places][:MOST_PLACES]:
+        origin = origins[label]
+        process = f"{origin.host} {origin.pid}"
+        spent: dict[int, int] = {}
+        for call in calls_of(files.get(str(origin.rank), ()), around, region, role):
+            if call.process == process:
+                length = unrecorded.length(process, call.start, call.end)
+                spent[call.step] = spent.get(call.step, 0) + length
+        if step in spent:
+            yield CauseTimes(label, role, region, {number: spent[number] / 1e9 for number in sorted(spent)})
