@@ -137,7 +137,7 @@ _WITHOUT_END = ("killed", "lost", "capped")
 
 
 @_reads(
-    r"the step lasted at least (?P<seconds>[\d.,]+ \w+): its end is not known, and shares are of this time"
+    r"the step lasted at least (?P<seconds>[\d.,]+ \w+): its end is not known"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     sentences.about(match["seconds"], sentences.report.seconds)

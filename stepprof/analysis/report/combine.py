@@ -126,8 +126,13 @@ def combine(
     for _, of in parts:
         for name, rows in of.items():
             tables[name] += rows
-    if lost:  # of a step whose length is not known there are no parts and no gains
+    tree = region_rows(everyone, islands[0].seconds if islands else 0.0)
+    if lost:  # of a step whose length is not known there are no parts, no shares and no gains
         tables.update(path=[], parts=[], slack=[], findings=map(_without_gain, tables["findings"]))
+        tree, tables["roles"], tables["regions"] = (
+            [msgspec.structs.replace(row, share=None) for row in rows]
+            for rows in (tree, tables["roles"], tables["regions"])
+        )
     blameless = frozenset(tables.pop("blameless", ()))
     waits_unrecorded = dict(tables.pop("waits", ()))
     tables["engines"] += without_steps(tables["engines"], engines)
@@ -145,7 +150,7 @@ def combine(
         ),
         sources=[*(_source(digest) for digest in digests), *_without_trace(everyone, engines)],
         processes=[_recorded(process, shortfalls) for process in everyone],
-        tree=region_rows(everyone, islands[0].seconds if islands else 0.0),
+        tree=tree,
         skew=[
             *end_skew(everyone, by_process),
             *(row for each in waits for row in collective_skew(each.by_phase)),

@@ -91,9 +91,11 @@ def shown_first(findings: Sequence[Finding]) -> list[Finding]:
 
 
 def _quiet(report: Report, findings: Sequence[Finding]) -> list[Finding]:
-    """Return that nothing stands out, if there are findings with seconds and each is short: small ones are noise of a busy machine."""
+    """Return that nothing stands out, if there are findings with seconds and each is short: small ones are noise of a busy machine.
+    Of a step without a known end, that is not known.
+    """
     lengths = [each.seconds for each in findings if each.seconds is not None]
-    if not lengths or max(lengths) >= OUTSTANDING * report.seconds:
+    if not report.ended or not lengths or max(lengths) >= OUTSTANDING * report.seconds:
         return []
     whose = "the only finding is" if len(lengths) == 1 else f"the longest of {len(lengths)} findings is"
     text = f"nothing stands out: {whose} {seconds_text(max(lengths))}, {percent(max(lengths) / report.seconds)} of the step"
@@ -131,7 +133,7 @@ def _at_least(report: Report) -> Finding:
     if not report.seconds:
         return Finding("how long the step lasted is not known: its end is missing", "step")
     length = seconds_text(report.seconds)
-    text = f"the step lasted at least {length}: its end is not known, and shares are of this time"
+    text = f"the step lasted at least {length}: its end is not known"
     return Finding(text, "step")
 
 

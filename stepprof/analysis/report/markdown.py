@@ -96,9 +96,9 @@ def _parts(parts: Sequence[Part]) -> Iterator[str]:
         (
             part.name + ("" if part.clock is None else f" on {part.clock}"),
             seconds(part.seconds),
-            "-" if part.share is None else share(part.share),
+            share(part.share),
             seconds(part.wall_seconds),
-            "-" if part.wall_share is None else share(part.wall_share),
+            share(part.wall_share),
         )
         for part in parts
         if part.wall_seconds is not None or (part.share or 0.0) >= WORTH_SAYING

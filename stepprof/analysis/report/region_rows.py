@@ -201,15 +201,21 @@ def _made(row: _Row, kind: str, name: str, parent: int | None, step_seconds: flo
 
 
 def costliest(rows: Sequence[RegionRow], top: int) -> list[int]:
-    """Return the rows with the largest shares and the rows around them, in order."""
+    """Return the rows with the largest shares and the rows around them, in order. Of a step without a known end the longest row counts as the whole."""
+    weights = [each.self_seconds if each.kind in _CALLED else each.seconds for each in rows]
+    if all(each.share is None for each in rows):
+        whole = max(weights, default=0.0) or 1.0
+        shares = [weight / whole for weight in weights]
+    else:
+        shares = [each.share or 0.0 for each in rows]
     shown: set[int] = set()
-    for at in sorted(range(len(rows)), key=lambda at: -rows[at].share):
+    for at in sorted(range(len(rows)), key=lambda at: -shares[at]):
         chain: list[int] = []
         around: int | None = at
         while around is not None and around not in shown:
             chain.append(around)
             around = rows[around].parent
-        if rows[at].share < _LEAST_SHARE or len(shown) + len(chain) > top:
+        if shares[at] < _LEAST_SHARE or len(shown) + len(chain) > top:
             break
         shown.update(chain)
     return sorted(shown)

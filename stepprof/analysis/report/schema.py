@@ -171,8 +171,8 @@ class TimeOf(msgspec.Struct, frozen=True):
     """None: the role as a whole."""
     seconds: float
     """Wall time: the union over all processes. A window without a known end counts in its role as far as it was recorded."""
-    share: float
-    """Share of the step's wall time."""
+    share: float | None
+    """Share of the step's wall time; None: its end is not known."""
     per_process: list[ProcessTime]
     """The time in each process. Processes overlap: do not add them up."""
     clock: str | None = None
@@ -215,8 +215,8 @@ class RegionRow(msgspec.Struct, frozen=True):
     """The median over the processes that have the row; for operators with inner operators, for kernels on the device."""
     self_seconds: float
     """The median of the time without inner regions or operators."""
-    share: float
-    """`seconds` as a share of the step; for operators and kernels that of `self_seconds`."""
+    share: float | None
+    """`seconds` as a share of the step; for operators and kernels that of `self_seconds`. None: the end of the step is not known."""
     least: float
     """The least seconds of a process."""
     most: float

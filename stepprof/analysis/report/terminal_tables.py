@@ -110,7 +110,7 @@ def tree_table(report: Report, plain: bool, room: int, *, top: int = 20) -> Tabl
     for at in shown:
         row = report.tree[at]
         depth[at] = depth[-1 if row.parent is None else row.parent] + 1
-        bar = (full * round(min(row.share, 1.0) * most)).ljust(most)
+        bar = (full * round(min(row.share or 0.0, 1.0) * most)).ljust(most)
         calls = number(row.calls) if row.calls else ""
         spread = f"{seconds(row.least)} to {seconds(row.most)}" if row.processes > 1 else ""
         line = [share(row.share), seconds(row.seconds), seconds(row.self_seconds), calls]
@@ -208,9 +208,9 @@ def parts_table(report: Report, plain: bool, room: int) -> Table | None:
             part.name + ("" if part.clock is None else f" on {part.clock}"),
             Text(_ribbon(part, report.seconds, plain, length), _STYLES[index % len(_STYLES)]),
             seconds(part.wall_seconds),
-            "-" if part.wall_share is None else share(part.wall_share),
+            share(part.wall_share),
             seconds(part.seconds),
-            Text("-" if part.share is None else share(part.share), "bold"),
+            Text(share(part.share), "bold"),
         ]
         for index, part in enumerate(parts)
     ]

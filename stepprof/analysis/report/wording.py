@@ -68,12 +68,14 @@ def seconds(value: float | None) -> str:
     return f"{value * 1e9:.0f} ns"
 
 
-def share(value: float) -> str:
-    """Return a share in per cent.
+def share(value: float | None) -> str:
+    """Return a share in per cent; None: not known.
 
-    >>> share(0.412), share(0.0042), share(0)
-    ('41%', '0.4%', '0%')
+    >>> share(0.412), share(0.0042), share(0), share(None)
+    ('41%', '0.4%', '0%', '-')
     """
+    if value is None:
+        return "-"
     percent = value * 100
     return f"{percent:.1f}%" if percent and abs(percent) < 1 else f"{percent:.0f}%"
 

@@ -42,11 +42,11 @@ function tiles(report) {
   const longest = most(division.parts.filter(part => part.seconds > 0), part => part.seconds);
   if (longest) list.push(tile("Longest on the path", ...split(seconds(longest.seconds)), `${longest.name}, ${share(longest.share)} of the step`));
   const tail = report.findings.find(finding => finding.topic === "tail" && finding.seconds !== null && finding.role !== null);
-  if (tail) list.push(tile(`Tail of ${tail.role}`, ...split(seconds(tail.seconds)), `${share(tail.seconds / report.seconds)} of the step`));
+  if (tail) list.push(tile(`Tail of ${tail.role}`, ...split(seconds(tail.seconds)), report.ended ? `${share(tail.seconds / report.seconds)} of the step` : null));
   const slow = report.findings.find(finding => finding.topic === "straggler" && finding.process !== null && finding.seconds !== null);
   if (slow) list.push(tile("Slowest rank", ...split(`+${seconds(slow.seconds)}`), `${slow.process} in ${slow.region || slow.role || "the step"}`));
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
-  if (busy !== null) list.push(tile("Recorded work", share(busy), null, "of the step, mean over processes"));
+  if (busy !== null && report.ended) list.push(tile("Recorded work", share(busy), null, "of the step, mean over processes"));
   return el("div", { class: "tiles" }, list);
 }
 

@@ -18,7 +18,7 @@ function treeRows(report) {
   return tree.flatMap(row => {
     if (!row.up || !holdsRegions(row.up) || row.up.children.find(isCalled) !== row) return [row];
     const calls = row.up.children.filter(isCalled), total = of => sum(calls.map(of));
-    const own = { at: `${row.up.at}-calls`, kind: "calls", name: calls.some(each => each.kind === "kernel") ? "own operators and kernels" : "own operators", up: row.up, children: calls, calls: total(each => each.calls), seconds: null, self_seconds: total(each => each.self_seconds), share: total(each => each.share), processes: 1, per_process: [] };
+    const own = { at: `${row.up.at}-calls`, kind: "calls", name: calls.some(each => each.kind === "kernel") ? "own operators and kernels" : "own operators", up: row.up, children: calls, calls: total(each => each.calls), seconds: null, self_seconds: total(each => each.self_seconds), share: calls.some(each => each.share === null) ? null : total(each => each.share), processes: 1, per_process: [] };
     for (const each of calls) each.around = own;
     return [own, row];
   });
@@ -28,7 +28,7 @@ function treePart(report) {
   const tree = treeRows(report);
   if (!tree.length) return null;
   for (const row of tree) { row.up = row.around || row.up; row.depth = row.up ? row.up.depth + 1 : 0; }
-  const open = new Set(tree.filter(row => row.share >= 0.02 && row.depth < 4 && holdsRegions(row)).map(row => row.at));
+  const open = new Set(tree.filter(row => (row.share ?? row.seconds / report.seconds) >= 0.02 && row.depth < 4 && holdsRegions(row)).map(row => row.at));
   const several = tree.some(row => row.processes > 1);
   const body = el("tbody");
   const isOpen = row => !row.up || (open.has(row.up.at) && isOpen(row.up));
