@@ -89,7 +89,9 @@ def _number_jobs(
     visits = _visits([entry for of in targets.values() for entry in of], offset_of)
     records = [[*_units(of, offset_of)] for of in targets.values()]
     once = {process for of in records if len(of) == 1 for process in of[0].processes}
-    units = sorted((_rejoined(of, visits, once) for of in records), key=len, reverse=True)
+    again = sum(len(of) > 1 for of in _by_rank(targets, records))
+    stayed = [span for (process, _), span in visits.items() if process in once] if again == 1 else []
+    units = sorted((_rejoined(of, visits, once, stayed) for of in records), key=len, reverse=True)
     most = len(units[0]) if units else 1
     spans: dict[tuple[int, str | None], Span] = {}
     numbers: dict[str, int] = {}
@@ -201,14 +203,34 @@ def _visits(
     return found
 
 
+def _by_rank(
+    targets: Mapping[str, Sequence[Mapping[str, Any]]], records: Iterable[Sequence[_Unit]]
+) -> Iterable[Sequence[_Unit]]:
+    """Return the longest list of records of each rank."""
+    longest: dict[object, Sequence[_Unit]] = {}
+    for entries, of in zip(targets.values(), records, strict=True):
+        rank = entries[0].get("rank")
+        longest[rank] = max(longest.get(rank, ()), of, key=len)
+    return longest.values()
+
+
 def _rejoined(
-    units: Iterable[_Unit], visits: Mapping[tuple[str, int], Span], once: Collection[str]
+    units: Iterable[_Unit],
+    visits: Mapping[tuple[str, int], Span],
+    once: Collection[str],
+    others: Collection[Span] = (),
 ) -> list[_Unit]:
     """Return the records of one target, those of processes that followed each other within one visit of another process together.
 
     Clocks of several machines may differ by more than the time between two visits. A process of another machine shows a
     visit only if its target has one record, since in a restarted job it would have two, and if it lasted for most of the later record,
-    whose end is known.
+    or, if neither end is known, until that one began.
+
+    Args:
+        units: in the order of time.
+        visits: of all processes.
+        once: the processes of targets with one record.
+        others: the visits of these, if one rank alone has several records.
     """
     found: list[_Unit] = []
     for unit in units:
@@ -223,16 +245,34 @@ def _rejoined(
             if process not in both
             and (
                 _clock(process) == last.clock == unit.clock
-                or (process in once and -gap(span, (unit.begin, unit.end)) >= (unit.end - unit.begin) / 2 > 0)
+                or (process in once and _is_within(unit, span, is_lost=last.begin == last.end))
             )
         ]
-        if any(_lasted(span, last, unit) for span in stayed):
+        if any(_lasted(span, last, unit) for span in stayed) or _came_back(last, unit, others):
             last.end = max(last.end, unit.end)
             last.fragments |= unit.fragments
             last.processes |= unit.processes
         else:
             found.append(unit)
     return found
+
+
+def _is_within(unit: _Unit, visit: Span, *, is_lost: bool) -> bool:
+    """Return whether most of a record is in a visit; if it has no end, its begin, after a process that `is_lost`."""
+    if unit.begin == unit.end:
+        return is_lost and visit[0] <= unit.begin <= visit[1]
+    return -gap(visit, (unit.begin, unit.end)) >= (unit.end - unit.begin) / 2 > 0
+
+
+def _came_back(one: _Unit, other: _Unit, others: Collection[Span]) -> bool:
+    """Return whether a rank was lost and came back by another clock, while all other ranks stayed in one visit that they ended.
+
+    Which of the two records is the earlier one is not known. The one with an end is not longer than the visit.
+    """
+    if one.clock == other.clock or (one.begin < one.end and other.begin < other.end) or not others:
+        return False
+    lasted = max(one.end - one.begin, other.end - other.begin)
+    return all(lasted <= end - begin and begin < end for begin, end in others)
 
 
 def _lasted(visit: Span, one: _Unit, later: _Unit) -> bool:

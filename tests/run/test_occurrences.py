@@ -183,6 +183,39 @@ class TestSplit:
             fragment(run, at=at, rank=1, pid=pid, host=host)
         assert len(times(run)) == 1
 
+    @pytest.mark.parametrize("hosts", ["bb", "bc", "ab", "ba"])
+    def test_a_rank_that_came_back_and_was_lost_again(self, tmp_path, hosts):
+        """Neither of its windows has an end: it came back within the window of rank 0."""
+        run = make_run(tmp_path)
+        fragment(run, at=0, seconds=10)
+        for at, pid, host in zip((0, 4), (8, 9), hosts, strict=True):
+            fragment(run, at=at, seconds=0, rank=1, pid=pid, host=host)
+        assert len(times(run)) == 1
+
+    @pytest.mark.parametrize("ahead", [7_200, -7_200])
+    @pytest.mark.parametrize("lasted", [0, 5])
+    def test_a_rank_that_came_back_by_another_clock(self, tmp_path, ahead, lasted):
+        """The clock of its new host is hours off: no window overlaps. All other ranks stayed in the one step that they have."""
+        run = make_run(tmp_path)
+        for rank in (0, 2):
+            fragment(run, at=0, seconds=10, rank=rank, pid=7 + rank)
+        fragment(run, at=0, seconds=0, rank=1, pid=8, host="b")
+        fragment(run, at=4 + ahead, seconds=lasted, rank=1, pid=9, host="c")
+        assert len(times(run)) == 1
+
+    @pytest.mark.parametrize(
+        ("lasts", "host", "again"),
+        [(10, "c", 12), (10, "b", 5), (0, "c", 5)],
+        ids=["longer than the step", "one clock", "all were lost"],
+    )
+    def test_a_job_that_was_restarted_elsewhere_with_fewer_ranks(self, tmp_path, lasts, host, again):
+        """Rank 1 alone is started again, in a second step with this number."""
+        run = make_run(tmp_path)
+        fragment(run, at=0, seconds=lasts)
+        fragment(run, at=0, seconds=0, rank=1, pid=8, host="b")
+        fragment(run, at=7_200, seconds=again, rank=1, pid=9, host=host)
+        assert len(times(run)) == 2
+
     def test_a_job_that_was_restarted_at_once_without_a_rank(self, tmp_path):
         """Rank 1 is not started again. Its clock is 20 s ahead, so that its window seems to overlap with both attempts."""
         run = make_run(tmp_path)

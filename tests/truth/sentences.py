@@ -136,9 +136,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 _WITHOUT_END = ("killed", "lost", "capped")
 
 
-@_reads(
-    r"the step lasted at least (?P<seconds>[\d.,]+ \w+): its end is not known"
-)
+@_reads(r"the step lasted at least (?P<seconds>[\d.,]+ \w+): its end is not known")
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     sentences.about(match["seconds"], sentences.report.seconds)
     if not any(process.fate in _WITHOUT_END for process in sentences.notes.truth.processes):
