@@ -80,12 +80,12 @@ def own_windows(files: Iterable[Path], step: int, processes: Collection[str]) ->
         processes: the host and the id of those that are known to have been in it.
 
     Returns:
-        Empty: none was in it, or which one is meant is not known.
+        Empty: none was in it, the one that is known to have been in it has no window of it, or which one is meant is not known.
     """
     windows = windows_of(files)
     having = {window.process: window.start for window in windows if window.step == step}
     known = having.keys() & processes
-    if len(having) > 1 and not known:
+    if not known and (len(having) > 1 or any(window.process in processes for window in windows)):
         return ()
     own = max(known or having, key=having.__getitem__, default=None)  # of several, the one that came back
     return tuple(window for window in windows if window.process == own)

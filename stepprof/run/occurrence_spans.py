@@ -300,9 +300,10 @@ def unclear(step: int, visits: int, recorded: int) -> str:
         visits: number of visits of the process.
         recorded: number of recorded occurrences.
     """
-    often = "once" if visits == 1 else f"{visits} times"
+    often = {0: "has no window of it", 1: "visited it once"}.get(visits, f"visited it {visits} times")
+    were = "was" if recorded == 1 else "were"
     return (
-        f"spans of step {step} left out: the process visited it {often}, {counted(recorded, 'occurrence')} of it were recorded, "
+        f"spans of step {step} left out: the process {often}, {counted(recorded, 'occurrence')} of it {were} recorded, "
         "and no clock comparison shows which visit belongs to which"
     )
 

@@ -75,7 +75,7 @@ def fragment(run, *, at, rank=0, role="actor", host="a", pid=7, seconds=1.0, vis
         visit=visit,
         occurrence=occurrence,
         start_unix_ns=begin,
-        end_unix_ns=begin + int(seconds * SECOND),
+        end_unix_ns=None if seconds is None else begin + int(seconds * SECOND),
     )
 
 
@@ -444,6 +444,55 @@ class TestRestartWithinAStep:
         assert text.startswith("rank 1 (")
         assert "did not finish its window" in text
         assert len({row["label"] for row in report["gantt"]}) == 3
+
+    @pytest.mark.parametrize("ahead", [0, 86_400])
+    def test_a_rank_that_came_back_on_another_host(self, tmp_path, capsys, ahead):
+        """The lost process is in a sentence, and its clock shows no length of the step. The clock of the new host may be a day ahead."""
+        run = make_run(tmp_path)
+        for rank in (0, 2):
+            fragment(run, at=55, seconds=10, rank=rank, pid=7 + rank, step=5)
+            write_steps(run, rank, 7 + rank, "a", {step: 11 * step for step in range(9)})
+        fragment(run, at=55, seconds=None, rank=1, pid=8, host="b", step=5)
+        write_steps(run, 1, 8, "b", {step: 11 * step for step in range(6)}, lost=5)
+        fragment(run, at=59 + ahead, seconds=5, rank=1, pid=9, host="c", step=5)
+        write_steps(
+            run, 1, 9, "c", {step: 59 + ahead + 11 * (step - 5) for step in range(5, 9)}, part=2, seconds=5
+        )
+        assert main(["report", str(run.path), "--step", "5", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out)
+        assert report["occurrences"] == 1
+        texts = [each["text"] for each in report["findings"]]
+        assert texts[0] == "the step took 10 s on a, 5.0 s on c, each by its own clock"
+        assert any(
+            "actor rank 1 (b) did not finish its window; actor rank 1 (c) did" in text for text in texts
+        )
+
+    def test_the_cost_of_recording_is_not_that_of_another_occurrence(self, tmp_path, capsys):
+        """Rank 0 was killed in step 5. Another process of it did the step again a day later, and has all steps after it."""
+        run = make_run(tmp_path)
+        fragment(run, at=55, seconds=None, pid=7, step=5)
+        write_steps(run, 0, 7, "a", {step: 11 * step for step in range(6)}, lost=5)
+        fragment(run, at=86_400, seconds=10, pid=8, step=5)
+        write_steps(run, 0, 8, "a", {step: 86_400 + 11 * (step - 5) for step in range(5, 12)}, part=2)
+        reports = []
+        for occurrence in ("1", "2"):
+            assert main(["report", str(run.path), "--step", "5", "--occurrence", occurrence, "--json"]) == 0
+            reports.append(json.loads(capsys.readouterr().out))
+        first, second = reports
+        assert (first["ended"], first["recording"], first["neighbourhood"]) == (False, None, None)
+        assert second["recording"]["seconds"] == 11.0
+
+
+def write_steps(run, rank, pid, host, begins, *, lost=None, part=1, seconds=10):
+    """Write the spans of a process: a window for each step, but for the one in which it was lost, and a region."""
+    lines = [{"kind": "spans", "rank": rank, "host": host, "pid": pid, "world_size": 3}]
+    for step, at in begins.items():
+        span = {"start": BEGIN + at * SECOND, "step": step, "role": "actor", "thread": 1, "task": None}
+        lines.append({**span, "name": "forward", "kind": "region", "dur": 2 * SECOND})
+        lines += [{**span, "name": "actor", "kind": "window", "dur": seconds * SECOND}] * (step != lost)
+    path = run.path / "spans" / f"rank-{rank}.{part:06d}.jsonl"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 class TestSpans:

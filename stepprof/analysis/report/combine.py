@@ -234,7 +234,9 @@ def _part(
         neighbours,
     )
     hosts = dict.fromkeys(process.host or "an unknown host" for process in processes)
-    island = Island(list(hosts), start, (end - start) / 1e9, processes[0].island)
+    ranks = [each for each in processes if each.kind == "rank"]
+    ended = not ranks or not all(each.open_ended() for each in ranks)
+    island = Island(list(hosts), start, (end - start) / 1e9, processes[0].island, ended)
     division = divide(path, processes, [each.stretches for each in known], (start, end))
     return island, {
         "gantt": gantt(processes, start),

@@ -110,10 +110,12 @@ def _where(report: Report) -> list[Finding]:
         return []
     if len(report.islands) > 1:
         # a window without a known end is not counted
-        known = [each for each in report.islands if each.seconds]
+        known = [each for each in report.islands if each.seconds and each.ended]
         shown = [f"{seconds_text(each.seconds)} on {_names(each.hosts)}" for each in known[: MOST_NAMES + 1]]
         more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
         text = f"the step took {', '.join(shown)}{more}, each by its own clock"
+        if len(known) == 1:  # on another clock, only processes that were lost
+            text = f"the step took {shown[0]}; by other clocks its end is not known"
         return [Finding(text, "step", report.seconds)]
     if not report.path:
         return []

@@ -647,6 +647,8 @@ class Island(msgspec.Struct, frozen=True):
     """From the start of their first window to the end of their last."""
     clock: str = ""
     """The name of its clock; empty: the common clock of the step."""
+    ended: bool = True
+    """Whether a process on this clock shows its end; false: `seconds` is a lower bound."""
 
 
 class Problem(msgspec.Struct, frozen=True):

@@ -168,7 +168,7 @@ def read_spans_of(
         others = partial(other_windows, [Path(path) for path in paths], step)
         visits = visits_of(reader.windows, others)
         bounds = portion.bounds(visits)
-        if bounds is None:
+        if bounds is None and reader.slices:
             reader.findings.append(unclear(step, len(visits), len(portion.spans)))
         reader.keep_within(bounds or (0, 0))
     return reader.source(origin, alignment)
