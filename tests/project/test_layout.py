@@ -27,6 +27,7 @@ TESTED_THROUGH = {
     "analysis/report/test_combine.py": "analysis/report/idle analysis/report/skew analysis/report/totals",
     "analysis/data/test_export.py": "cli/commands/export",
     "analysis/data/test_run.py": "analysis/data/spans analysis/data/table",
+    "analysis/report/test_neighbourhood.py": "analysis/report/cause_times",
     "analysis/report/test_step_times.py": "analysis/report/visits",
     "analysis/report/test_terminal.py": "analysis/report/terminal_tables",
     "analysis/test_recording_cost.py": "analysis/run_windows",
