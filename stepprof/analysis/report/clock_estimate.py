@@ -72,6 +72,8 @@ class Move:
     island: str
     offset_ns: int
     error_ns: int
+    method: str = "collectives"
+    """The method of the alignment."""
 
 
 @dataclass(slots=True)

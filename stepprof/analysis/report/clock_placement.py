@@ -15,6 +15,7 @@ from stepprof.analysis.report.collectives import Kind, kind_of
 from stepprof.analysis.report.digest import Digest
 from stepprof.analysis.report.intervals import Moment, Moments
 from stepprof.analysis.report.processes import measurable
+from stepprof.analysis.report.shared_clock import shared_clocks
 from stepprof.analysis.timeline.manifest_sources import Process, process_of
 from stepprof.analysis.timeline.model import Alignment, Origin
 
@@ -54,7 +55,7 @@ def moved_alignment(alignment: Alignment, moves: Mapping[str, Move]) -> Alignmen
     if move is None:
         return alignment
     error = (alignment.error_ns or 0) + move.error_ns
-    return Alignment("collectives", alignment.offset_ns + move.offset_ns, error, move.island)
+    return Alignment(move.method, alignment.offset_ns + move.offset_ns, error, move.island)
 
 
 def rank_job(origin: Origin) -> tuple[object, ...] | None:
@@ -71,6 +72,24 @@ def rank_job(origin: Origin) -> tuple[object, ...] | None:
 
 def estimated(digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]]) -> Estimate:
     """Estimate the offsets of clocks that were never compared, from the collectives."""
+    shared = shared_clocks(digests)
+    digests = [
+        msgspec.structs.replace(each, alignment=moved_alignment(each.alignment, shared)) for each in digests
+    ]
+    made = _of_collectives(digests, manifests)
+    onwards = {island: _through(move, made.moves.get(move.island)) for island, move in shared.items()}
+    made.moves = {**made.moves, **onwards}
+    return made
+
+
+def _through(move: Move, further: Move | None) -> Move:
+    """Return a move, and then another one."""
+    if further is None:
+        return move
+    return Move(further.island, further.offset_ns, move.error_ns + further.error_ns)
+
+
+def _of_collectives(digests: Sequence[Digest], manifests: Sequence[Mapping[str, Any]]) -> Estimate:
     if len({digest.alignment.island for digest in digests}) < 2:
         return Estimate()
     windows = [measurable(window) for manifest in manifests for window in manifest["windows"]]

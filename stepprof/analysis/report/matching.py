@@ -122,8 +122,11 @@ def match(peers: Sequence[Peer]) -> Matching:
     stated, others = _buckets(found.columns)
     for bucket in stated.values():
         _match_stated(bucket, peers, found)
-    for bucket in others.values():
-        _match_by_time(bucket, peers, found)
+    for kind, bucket in others.items():
+        if kind == "point_to_point":
+            _match_exchanges(bucket, peers, found)
+        else:
+            _match_by_time(bucket, peers, found)
     return found
 
 
@@ -132,17 +135,17 @@ def _buckets(
 ) -> tuple[dict[tuple[str, Kind], _Bucket], dict[Kind, _Bucket]]:
     """Return the calls with a stated group by group and kind, and the other calls by kind.
 
-    Transfers between two ranks are in neither.
+    Transfers between two ranks are in neither, but those of a device whose group is not stated: an all-to-all of NCCL has their name.
     """
     stated: dict[tuple[str, Kind], _Bucket] = {}
     others: dict[Kind, _Bucket] = {}
     for number, each in enumerate(columns):
         for kind_at, kind in enumerate(each.kinds):
-            if kind == "point_to_point":
-                continue
             which = np.flatnonzero((each.kind == kind_at) & each.finished)
             for rows in _by_group(each, which):
                 at = int(each.group[rows[0]])
+                if kind == "point_to_point" and (at >= 0 or each.on_host[rows].any()):
+                    continue
                 if at >= 0:
                     group = each.groups[at]
                     bucket = _Bucket(kind, group.size)
@@ -231,6 +234,23 @@ def _match_by_time(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> N
                 rest if shared is None else _within({at: rest}, found, shared, error + _SLACKS_NS[1])[at]
             )
         open_groups.remove(single)
+
+
+def _match_exchanges(bucket: _Bucket, peers: Sequence[Peer], found: Matching) -> None:
+    """Match transfers of all ranks of the job that are all-to-alls: as many on each rank, and each ends on all ranks together.
+
+    Of real transfers between two ranks only these two end together.
+    """
+    groups = _groups_of(peers, bucket.entries)
+    entries = _distinct(bucket.entries, peers)
+    error = _error_ns([peers[at] for at in entries])
+    if error is None or len(groups) != 1 or {*groups[0]} != {peers[at].rank for at in entries}:
+        return
+    if len({len(rows) for rows in entries.values()}) != 1:
+        return
+    ends = [_times(found, at, rows)[1] for at, rows in entries.items()]
+    if (np.max(ends, axis=0) - np.min(ends, axis=0) <= TOLERANCE_NS + error).all():
+        _take("all_to_all", entries, peers, found)
 
 
 def _partners(

@@ -291,10 +291,11 @@ def describe(alignments: Iterable[Alignment]) -> str:
     return "; ".join(parts) or "no source is placed"
 
 
-_ORDER = {"same-host": 0, "kernel": 1, "ping-pong": 1, "assumed": 4, "unmeasured": 5}
+_ORDER = {"same-host": 0, "shared": 0, "kernel": 1, "ping-pong": 1, "assumed": 4, "unmeasured": 5}
 _PHRASES = {
     "same-host": "{sources} by the clock of one host",
     "kernel": "{count} by another wall clock of {its} host, compared by the kernel's clock{within}",
+    "shared": "{sources} on one clock, because their collectives end together{within}",
     "collectives": "{hosts} placed by {its} matched collectives{within}",
     "assumed": "{count} placed by --assume-offset",
     "unmeasured": "{count} by clocks that were never compared, their own wall clocks, with an unknown error",

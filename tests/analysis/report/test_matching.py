@@ -336,6 +336,32 @@ class TestSeveralGroups:
         ]
 
 
+class TestExchanges:
+    """NCCL's all-to-all is a kernel of sends and receives; before torch 2.2 nothing else names it."""
+
+    NAME = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
+
+    def ranks(self, *begins, ends=(10, 30), world=3):
+        """Return ranks whose calls begin at some times, and end together."""
+        return [
+            peer(f"{rank}", rank, *((self.NAME, each, end - each) for each, end in zip(begin, ends, strict=True)), world=world)
+            for rank, begin in enumerate(begins)
+        ]  # fmt: skip
+
+    def test_all_ranks_end_together(self):
+        assert matched(*self.ranks((0, 20), (4, 21), (9, 22))) == [
+            ("all_to_all", {"0": [0, 20], "1": [4, 21], "2": [9, 22]})
+        ]
+
+    def test_transfers_between_two_ranks(self):
+        """Ranks of a pipeline end apart, call less often, or are not all there."""
+        two = self.ranks((0, 20), (4, 21))
+        late = peer("2", 2, (self.NAME, 9, 3), (self.NAME, 22, 8), world=3)
+        fewer = peer("2", 2, (self.NAME, 9, 1), world=3)
+        for peers in ([*two, late], [*two, fewer], two):
+            assert matched(*peers) == []
+
+
 def test_nothing_at_all():
     assert matched() == []
     assert matched(peer("a", 0, world=2)) == []

@@ -437,6 +437,60 @@ class TestFiles:
             ]
             assert len(report["islands"]) == (1 if options else 2)
 
+    def ranks(self, folder: Path, count: int, *, offset: float = 0.0, **header: Any) -> dict[int, float]:
+        """Write the traces of ranks that meet four times, the last one late; return how long each waited [s].
+
+        The kernels state neither group nor number. `offset`: how far the clock of the odd ranks is ahead [us].
+        """
+        waited = dict.fromkeys(range(count), 0.0)
+        for rank in range(count):
+            events, ahead = [slice_("train", "user_annotation", 0, LENGTH)], offset * (rank % 2)
+            for number in range(4):
+                end = 25_000.0 * (number + 1)
+                begin = end - (3_000 if rank == count - 1 else 12_000)
+                waited[rank] += (end - 3_000 - begin) / 1e6
+                events += [
+                    slice_("gemm", "kernel", begin - 6_000, 6_000, 0, 7, correlation=number),
+                    slice_("ncclKernel_SendRecv_RING", "kernel", begin, end - begin + rank / 10, 0, 20),
+                ]
+            moved = [{**each, "ts": each["ts"] + ahead} for each in events]
+            info = {"backend": "nccl", "rank": rank, "world_size": count}
+            self.written(
+                folder, f"worker{rank}_step_12.17.pt.trace.json", moved, distributedInfo=info, **header
+            )
+        return waited
+
+    def test_ranks_whose_collectives_end_together_share_a_clock(self, tmp_path: Path) -> None:
+        """No clock is doubted, and the report names the last rank, with the seconds that the others waited for it."""
+        waited = self.ranks(tmp_path, 8)
+        out = tmp_path / "out" / "report.json"
+        out.parent.mkdir()
+        assert main(["report", str(tmp_path), "--json", str(out)]) == 0
+        report = json.loads(out.read_text())
+        assert report["problems"] == []
+        assert (
+            report["clock"]
+            == "8 sources on one clock, because their collectives end together, error at most 0.01 ms"
+        )
+        assert "rank 6 waited 36 ms for rank 7 in the collectives of the step" in [
+            each["text"] for each in report["findings"]
+        ]
+        (row,) = (each for each in report["skew"] if each["basis"] == "collectives")
+        assert {each["label"]: each["seconds"] for each in row["waited"]} == {
+            f"rank {rank}": pytest.approx(seconds, abs=1e-5) for rank, seconds in waited.items() if seconds
+        }
+
+    def test_ranks_on_two_clocks_are_not_compared(self, tmp_path: Path) -> None:
+        """Those of one machine are, and no rank is said to wait for another."""
+        self.ranks(tmp_path, 4, offset=700.0)
+        out = tmp_path / "out" / "report.json"
+        out.parent.mkdir()
+        assert main(["report", str(tmp_path), "--json", str(out)]) == 0
+        report = json.loads(out.read_text())
+        assert [len(each["hosts"]) for each in report["islands"]] == [1, 1]
+        assert all(each["basis"] != "collectives" for each in report["skew"])
+        assert "could not be matched across ranks" in sentences(report, "collectives")[0]
+
     def test_reports_of_one_folder_do_not_replace_each_other(self, tmp_path: Path) -> None:
         """Each has the name of its trace, and none is read as a trace."""
         for name in ("rank0.pt.trace.json", "rank1.json"):
