@@ -61,21 +61,11 @@ def _less_work(process: Process) -> str:
 
 
 def _idle(process: Process) -> Intervals:
-    """Return when its captures show that its device had nothing to do; empty: it has none.
-
-    A kernel that ran when a capture ended before its window is not in the trace: what followed the last one is not known.
-    """
+    """Return when its captures show that its device had nothing to do; empty: it has none."""
     if not process.has_device:
         return EMPTY
     computing, communicating, _ = process.working()
-    busy = computing | communicating
-    idle = process.covered() - busy
-    for window in process.manifest_windows:
-        edges = process.edges(window)
-        if edges is not None and (window["capped_by"] is not None or window["status"] == "partial"):
-            within = busy.clip(*edges)
-            idle -= Intervals.one(int(within.end[-1]) if len(within) else edges[0], edges[1])
-    return idle
+    return process.covered() - (computing | communicating) - process.unseen()
 
 
 def exposed_communication(ledger: Ledger) -> None:

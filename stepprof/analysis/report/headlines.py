@@ -243,6 +243,7 @@ _SHORTFALLS = {
     "skipped": "was skipped",
     "partial": "is partial",
     "damaged": "is damaged: only part of its file could be read",
+    "unreadable": "is damaged: no event of its file could be used",
     "unread": "was not read: the process that read it died",
 }
 

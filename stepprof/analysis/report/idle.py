@@ -100,7 +100,9 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
     give("collective_unmatched", unmatched)
     worked = busy.total - closed
     if on_device:
-        give("host", covered & (mine if process.windows else step.when))
+        unseen = process.unseen()
+        give("host", (covered & (mine if process.windows else step.when)) - unseen)
+        give("not_recorded", covered & unseen)
     else:
         worked += _by_cpu_time(process, step.engine_roles, left, computing)
     give("unknown", covered & mine)

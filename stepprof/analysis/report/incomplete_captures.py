@@ -100,7 +100,9 @@ def _regions(process: Process, begin: int, until: int) -> dict[str, float]:
 
 
 def _of_file(short: Sequence[Digest]) -> str:
-    return "unread" if any(digest.unread for digest in short) else "damaged"
+    if any(digest.unread for digest in short):
+        return "unread"
+    return "damaged" if any(digest.events for digest in short) else "unreadable"
 
 
 def _seconds(start: float | None, end: float | None) -> float | None:

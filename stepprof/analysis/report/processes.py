@@ -186,6 +186,22 @@ class Process:
             if (edges := self.edges(window)) is not None
         )
 
+    def unseen(self) -> Intervals:
+        """Return when a kernel may have run on its device that is not in its captures: one that ran when a capture ended before its
+        window has no end, so what followed the last one is not known. Empty: it has no device.
+        """
+        if not self.has_device:
+            return EMPTY
+        computing, communicating, _ = self.working()
+        busy = computing | communicating
+        found = EMPTY
+        for window in self.manifest_windows:
+            edges = self.edges(window)
+            if edges is not None and (window["capped_by"] is not None or window["status"] == "partial"):
+                within = busy.clip(*edges)
+                found |= Intervals.one(int(within.end[-1]) if len(within) else edges[0], edges[1])
+        return found
+
     def held(self) -> Intervals:
         """Return when the profiler held the process up: before a window began and after it ended."""
         return Intervals.of(

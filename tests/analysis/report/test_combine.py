@@ -656,14 +656,17 @@ class TestCoverage:
             "the capture of actor rank 0 ended after 40 ms of 100 ms (max_seconds); 60% of its window was not recorded",
         ]
 
-    def test_a_device_is_idle_inside_the_capture_alone(self):
+    @pytest.mark.parametrize("early", [{"capped_by": "max_seconds"}, {"status": "partial"}], ids=str)
+    def test_a_device_is_idle_up_to_the_last_kernel_of_a_capture_that_ended_early(self, early):
+        """A kernel that ran when it ended is not in the trace."""
         made = report(
             spans(0, ("window", "actor", 0, 100, "actor")),
-            trace(0, (("stream", "7"), "kernel", "gemm", 0, 30)),
-            manifests=[manifest(window(end=40, capped_by="max_seconds"))],
+            trace(0, *((("stream", "7"), "kernel", "gemm", at, 10) for at in (0, 20))),
+            manifests=[manifest(window(end=40, **early))],
         )
         (row,) = made.idle
-        assert (row.busy, row.causes) == (0.03, {"host": 0.01, "not_recorded": 0.06})
+        assert (row.busy, row.causes) == (0.02, {"host": 0.01, "not_recorded": 0.07})
+        assert [device.busy_share for device in made.overlap] == pytest.approx([2 / 3])
 
     def test_a_device_is_idle_to_the_end_of_its_window_not_to_its_last_event(self):
         made = report(

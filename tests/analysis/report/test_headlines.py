@@ -227,6 +227,7 @@ class TestShortfalls:
             ("skipped", "was skipped"),
             ("partial", "is partial"),
             ("damaged", "is damaged: only part of its file could be read"),
+            ("unreadable", "is damaged: no event of its file could be used"),
             ("recording", "is recording"),
         ],
     )

@@ -93,6 +93,12 @@ class TestWindows:
             ("actor rank 0", "damaged", None, None, None, 0.1)
         ]
 
+    def test_a_file_of_which_nothing_could_be_read(self):
+        """It has no event: "only a part" was not read either."""
+        assert short(window(), sources=[actor(), trace(0, whole=False)]) == [
+            ("actor rank 0", "unreadable", None, None, None, 0.1)
+        ]
+
     def test_another_windows_file_does_not_cover_this_one(self):
         damaged = trace(0, ("thread", "cpu_op", "mm", 0, 30), role="ref", whole=False)
         assert [each[:2] for each in short(window(), window(role="ref"), sources=[damaged])] == [
