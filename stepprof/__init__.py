@@ -116,15 +116,15 @@ def open_run(*paths: str | Path, output_dir: str | Path | None = None) -> Run:
 
     Args:
         paths: a run id or the path of a run. Several: the directories of one run, copied from nodes
-            without a shared disk. None: the newest run.
+            without a shared disk. None: the newest run. Or traces that stepprof did not record: files, or folders of them.
         output_dir: the folder of the runs; None: ``$STEPPROF_OUTPUT_DIR``, else ``stepprof-runs``.
 
     Returns:
         The run: tables of its steps and spans, and its recorded steps with their slices, engines and report.
 
     Raises:
-        ConfigError: there is no such run, the directories are of several runs, or the extra ``data`` is not
-            installed.
+        ConfigError: there is no such run, the directories are of several runs, a file is no trace, or the extra
+            ``data`` is not installed.
 
     >>> run = stepprof.open_run("stepprof-runs/demo-1")  # doctest: +SKIP
     >>> polars.DataFrame(run.steps)  # doctest: +SKIP

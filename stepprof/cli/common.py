@@ -10,14 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from stepprof.analysis.timeline.named_traces import SHALLOW, is_file, names_traces
 from stepprof.cli import output
 from stepprof.errors import ConfigError
-from stepprof.formats.npu_folder import is_database
 from stepprof.formats.recognise import not_a_trace
 from stepprof.host.plain_files import resolved
 from stepprof.run.layout import SPANS, step_number
 from stepprof.run.names import STATUS
-from stepprof.run.runs import find_run, has_step, is_run, list_runs, named_run
+from stepprof.run.runs import find_run, has_step, is_run, list_runs
 
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
@@ -133,7 +133,7 @@ def given_traces(args: argparse.Namespace) -> list[str]:
     Raises:
         ConfigError: several runs, a run and traces, or files that are no trace.
     """
-    traces = [text for text in args.runs if _is_of_traces(output_dir(args), text, "**/*")]
+    traces = [text for text in args.runs if names_traces(output_dir(args), text)]
     if len(traces) < len(args.runs) > 1:
         raise ConfigError(f"RUN: {', '.join(args.runs)}: must be one run, or traces")
     args.run = args.runs[0] if args.runs and not traces else None
@@ -142,7 +142,7 @@ def given_traces(args: argparse.Namespace) -> list[str]:
 
 def only_traces(texts: Sequence[str]) -> list[str]:
     """Return RUN… without the files that are no trace, which are printed; raise ConfigError if nothing is left."""
-    others = {text: what for text in texts if _is_file(text) and (what := not_a_trace(Path(text)))}
+    others = {text: what for text in texts if is_file(text) and (what := not_a_trace(Path(text)))}
     left = [text for text in texts if text not in others]
     if texts and not left:
         raise ConfigError("; ".join(f'"{text}": {what}' for text, what in others.items()))
@@ -153,35 +153,13 @@ def only_traces(texts: Sequence[str]) -> list[str]:
 
 def _refuse_traces(folder: Path, text: str) -> None:
     """Raise ConfigError if a text names a file or a folder of traces: the command needs a run."""
-    if not _is_of_traces(folder, text, "*"):
+    if not names_traces(folder, text, SHALLOW):
         return
-    what = not_a_trace(Path(text)) if _is_file(text) else None
+    what = not_a_trace(Path(text)) if is_file(text) else None
     if what is None:
-        of = "a trace" if _is_file(text) else "a folder of traces"
+        of = "a trace" if is_file(text) else "a folder of traces"
         what = f"is {of}, which report, merge, open, check and export take; this command takes a run"
     raise ConfigError(f'"{text}": {what}')
-
-
-def _is_of_traces(folder: Path, text: str, pattern: str) -> bool:
-    """Return whether a text names a file, or a folder that is no run and has traces among the files that match."""
-    if named_run(folder, text) is not None:
-        return False
-    if _is_file(text):
-        return True
-    if not os.path.isdir(text):  # noqa: PTH112 - as for a file
-        return False
-    place = resolved(text)
-    if step_number(place.name) is not None and is_run(place.parent):
-        return False
-    return any(_may_be_trace(each) for each in place.glob(pattern))
-
-
-def _may_be_trace(path: Path) -> bool:
-    return (path.name.endswith((".json", ".json.gz")) or is_database(path.name)) and not_a_trace(path) is None
-
-
-def _is_file(text: str) -> bool:
-    return os.path.isfile(text)  # noqa: PTH113 - Path.is_file() raises for a name that is too long
 
 
 def print_json(content: Mapping[str, Any]) -> None:

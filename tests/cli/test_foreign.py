@@ -120,3 +120,48 @@ class TestRead:
         timeline = (folder / "timeline.pftrace").read_bytes()
         assert b"aten::add" in timeline
         assert b"aten::mul" in timeline
+
+    def test_export(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The tables of several traces are the same as those of a run."""
+        assert main(["export", "a.json.gz", "b.json", "--parquet", "out"]) == 0
+        assert f"{Path('out', 'slices.parquet')}  3 rows" in capsys.readouterr().out
+        assert sorted(each.stem for each in (folder / "out").iterdir()) == [
+            "findings",
+            "iterations",
+            "slices",
+            "spans",
+            "steps",
+        ]
+
+
+@pytest.mark.torch
+def test_a_trace_of_torch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A training loop under `torch.profiler` with a schedule: every command that takes a trace takes it."""
+    import torch
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "viztracer", None)
+    model = torch.nn.Linear(8, 8)
+    plan = schedule(wait=1, warmup=1, active=3)
+    with profile(activities=[ProfilerActivity.CPU], schedule=plan) as profiler:
+        for _ in range(5):
+            model(torch.randn(4, 8)).sum().backward()
+            profiler.step()
+    profiler.export_chrome_trace("trace.json.gz")
+    for arguments in (
+        ["check", "trace.json.gz"],
+        ["report", "trace.json.gz"],
+        ["report", "trace.json.gz", "--step", "4", "--json", "4.json"],
+        ["merge", "trace.json.gz"],
+        ["export", "trace.json.gz", "--parquet", "out"],
+        ["open", "trace.json.gz"],
+    ):
+        assert main(arguments) == 0
+    said = capsys.readouterr()
+    assert "trace trace.json.gz  step " in said.out
+    assert "torch's profiler marked 3 steps (2-4)" in said.out
+    assert json.loads((tmp_path / "4.json").read_bytes())["step"] == 4
+    assert said.err == ""

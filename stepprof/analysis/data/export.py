@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,18 +22,17 @@ class Written:
     bytes: int
 
 
-def export(run: Run, folder: Path, numbers: Sequence[int]) -> list[Written]:
+def export(run: Run, folder: Path, recorded: Sequence[RecordedStep]) -> list[Written]:
     """Write one file for each table of a run: ``steps.parquet``, …
 
     Args:
         run: the run.
         folder: is made if it is missing; files of an earlier export are replaced as a whole.
-        numbers: the recorded steps whose slices, forward steps and findings are written, all occurrences of each.
+        recorded: the steps whose slices, forward steps and findings are written.
 
     Raises:
         ConfigError: a file cannot be written.
     """
-    recorded = [step for number in numbers for step in _occurrences(run, number)]
     tables: dict[str, Sequence[Table]] = {
         "steps": [run.steps],
         "spans": [run.spans],
@@ -52,11 +51,6 @@ def export(run: Run, folder: Path, numbers: Sequence[int]) -> list[Written]:
             f'--parquet "{folder}": cannot be written: {error.strerror or error}; name another folder'
         ) from error
     return written
-
-
-def _occurrences(run: Run, number: int) -> Iterable[RecordedStep]:
-    last = run.step(number)
-    return (*(run.step(number, each) for each in range(1, last.occurrences)), last)
 
 
 def _write(path: Path, tables: Sequence[Table]) -> Written:

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from stepprof.analysis.data.marked import (
+    MarkedProcess,
+    marked_processes,
+    marked_rows,
+)
 from stepprof.analysis.data.schema import FINDINGS, ITERATIONS, SLICES, SPANS, STEPS
+from stepprof.analysis.data.slices import iteration_rows, slice_rows
 from stepprof.analysis.data.spans import span_rows, step_rows
-from stepprof.analysis.data.table import BATCH_ROWS, Batch, Table, Warn, require_arrow
-from stepprof.analysis.timeline.cutting import cut
-from stepprof.analysis.timeline.filters import Filters
-from stepprof.analysis.timeline.find import Found, Input
-from stepprof.analysis.timeline.iterations import batch_size
-from stepprof.analysis.timeline.load import load
-from stepprof.analysis.timeline.model import Slices, Source
-from stepprof.analysis.timeline.profiler_stalls import without_held_slices
+from stepprof.analysis.data.table import Batch, Table, Warn, require_arrow
+from stepprof.analysis.timeline.find import Found
+from stepprof.analysis.timeline.named_traces import names_traces
 from stepprof.errors import ConfigError
+from stepprof.formats.recognise import not_a_trace
+from stepprof.formatting import ranges
 from stepprof.host.plain_files import resolved
 from stepprof.run.manifest import find_step
 from stepprof.run.runs import find_run, read_run, run_id_of, steps
@@ -52,6 +52,8 @@ class Run:
         """Do what `stepprof.open_run` says."""
         require_arrow()
         folder = Path(output_dir or os.environ.get("STEPPROF_OUTPUT_DIR") or "stepprof-runs")
+        if any(names_traces(folder, str(path)) for path in paths):
+            return Traces.at([Path(path) for path in paths], folder)
         found = [find_run(folder, None if path is None else str(path)) for path in paths or (None,)]
         whole = list({resolved(path): path.absolute() for path in found}.values())
         if len({run_id_of(path) for path in whole}) > 1 or len(parts_of_one_run(whole)) > 1:
@@ -91,6 +93,16 @@ class Run:
         """The numbers of the recorded steps."""
         return sorted({number for path in self._paths for number in steps(path)})
 
+    def exported(self, number: int | None) -> list[RecordedStep]:
+        """Return the recorded steps, or all occurrences of one of them."""
+        numbers = self.recorded if number is None else [number]
+        last = [self.step(each) for each in numbers]
+        return [
+            step
+            for each in last
+            for step in (*(self.step(each.number, at) for at in range(1, each.occurrences)), each)
+        ]
+
     def step(self, number: int | None = None, occurrence: int | None = None) -> RecordedStep:
         """Return a recorded step.
 
@@ -109,20 +121,91 @@ class Run:
             self.problems.append(text)
 
 
+class Traces(Run):
+    """Traces that stepprof did not record, by `stepprof.open_run`: its steps are those that torch's profiler marked."""
+
+    @classmethod
+    def at(cls, paths: Sequence[Path], folder: Path) -> Traces:
+        """Open files and folders. Raise ConfigError if one of them is no trace, or a run."""
+        for path in paths:
+            what = not_a_trace(path) if path.is_file() else None
+            if what is not None:
+                raise ConfigError(f'"{path}": {what}')
+            if not names_traces(folder, str(path)):
+                raise ConfigError(
+                    f'open_run: "{path}" has no trace, and the others have; must be one run, or traces'
+                )
+        return cls([path.absolute() for path in paths])
+
+    def __repr__(self) -> str:
+        return f"<traces {self.id}>"
+
+    @property
+    def id(self) -> str:
+        """The names of the files or folders."""
+        return ", ".join(path.name for path in self._paths)
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """Nothing: there is no ``run.json``."""
+        return {}
+
+    @property
+    def steps(self) -> Table:
+        """The table of steps: one row for each that torch's profiler marked; else one row, without a number."""
+        return Table(STEPS, lambda _: marked_rows(self._marked))
+
+    @property
+    def spans(self) -> Table:
+        """The table of spans, without rows."""
+        return Table(SPANS, lambda _: iter(()))
+
+    @property
+    def recorded(self) -> list[int]:
+        """The numbers of the steps that torch's profiler marked."""
+        return sorted({step.number for process in self._marked for step in process.steps})
+
+    def step(self, number: int | None = None, occurrence: int | None = None) -> RecordedStep:
+        """Return a marked step, or everything in the traces.
+
+        Args:
+            number: its number; None: everything. The report is then about the step of median length.
+            occurrence: is not used: a number occurs once.
+
+        Raises:
+            ConfigError: it is not marked.
+        """
+        if number is not None and number not in self.recorded:
+            raise ConfigError.at(
+                "step", number, f"not marked in {self.id}: {ranges(self.recorded) or 'no step is'}"
+            )
+        return RecordedStep(self, self._paths, number, occurrence, self._warn)
+
+    def exported(self, number: int | None) -> list[RecordedStep]:
+        """Return everything, or one step."""
+        return [self.step(number)]
+
+    @cached_property
+    def _marked(self) -> list[MarkedProcess]:
+        return marked_processes(self.step()._found)
+
+
 class RecordedStep:
     """A recorded step of a run, by `Run.step`."""
 
     run: Run
     """The run that it belongs to."""
-    number: int
-    """Its number."""
+    number: int | None
+    """Its number; None: everything in traces that stepprof did not record."""
 
-    def __init__(self, run: Run, paths: list[Path], number: int, occurrence: int | None, warn: Warn) -> None:
+    def __init__(
+        self, run: Run, paths: list[Path], number: int | None, occurrence: int | None, warn: Warn
+    ) -> None:
         self.run, self.number = run, number
         self._paths, self._occurrence, self._warn = paths, occurrence, warn
 
     def __repr__(self) -> str:
-        return f"<step {self.number} of {self.run.id}>"
+        return f"<{'all' if self.number is None else f'step {self.number}'} of {self.run.id}>"
 
     @property
     def occurrence(self) -> int:
@@ -169,7 +252,7 @@ class RecordedStep:
     def _finding_rows(self) -> Iterator[tuple[int, Batch]]:
         found = self.report["findings"]
         columns = {name: [finding.get(name) for finding in found] for name in FINDINGS.names}
-        place = {"step": self.number, "occurrence": self.occurrence}
+        place = {"step": self.report["step"], "occurrence": self.occurrence}
         yield len(found), {**columns, **place, "number": list(range(1, len(found) + 1))}
 
     @cached_property
@@ -177,7 +260,13 @@ class RecordedStep:
         from stepprof.analysis.timeline.find import find
 
         paths = [str(path) for path in self._paths]
-        return find(paths, output_dir=self.run.path.parent, step=self.number, occurrence=self._occurrence)
+        return find(
+            paths,
+            output_dir=self.run.path.parent,
+            step=self.number,
+            occurrence=self._occurrence,
+            marked=True,
+        )
 
     @cached_property
     def _placed(self) -> Found:
@@ -187,78 +276,3 @@ class RecordedStep:
         for source, problem in found.findings:
             self._warn(source or f"step {self.number}", problem)
         return found
-
-
-def slice_rows(found: Found, wanted: frozenset[str], warn: Warn) -> Iterator[tuple[int, Batch]]:
-    """Yield the slices of each source. One source is in memory at a time.
-
-    Args:
-        found: the step, its sources on the common clock.
-        wanted: the columns to fill; without `arguments` the files are read faster.
-        warn: receives the problems of each source.
-    """
-    for each in found.inputs:
-        source = _read(each, arguments="arguments" in wanted, warn=warn)
-        common = _common(source, found)
-        for at in range(0, len(source.slices), BATCH_ROWS):
-            part = source.slices.between(at, at + BATCH_ROWS)
-            yield len(part), {**common, **_columns(source, part)}
-
-
-def iteration_rows(found: Found, warn: Warn) -> Iterator[tuple[int, Batch]]:
-    """Yield the forward steps of each worker, as `slice_rows` yields slices."""
-    for each in found.inputs:
-        if each.origin.kind == "spans":
-            continue
-        source = _read(each, arguments=False, warn=warn)
-        kinds = np.array([track.kind == "iterations" for track in source.tracks], np.bool_)
-        steps = source.slices.where(kinds[source.slices.track])
-        sizes = np.array([batch_size(name) or 0 for name in source.names], np.int64)
-        columns = {**_common(source, found), **_columns(source, steps)}
-        yield len(steps), {**columns, "batch_size": sizes[steps.name]}
-
-
-def _read(wanted: Input, *, arguments: bool, warn: Warn) -> Source:
-    """Read a source, cut to the step as `stepprof merge` cuts it."""
-    source = load(wanted, args=arguments, flows=False)
-    if wanted.piece is not None:
-        source = without_held_slices(source)
-    source = cut(source, wanted.window).source
-    if wanted.within is not None:
-        start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
-        source = replace(Filters(from_ns=start, to_ns=end).apply(source), findings=source.findings)
-    for problem in source.findings:
-        warn(wanted.origin.path, problem)
-    return source
-
-
-def _common(source: Source, found: Found) -> dict[str, Any]:
-    """Return the columns that are the same for all slices of a source."""
-    origin = source.origin
-    number = origin.rank if isinstance(origin.rank, int) else None
-    is_engine = origin.kind == "engine"
-    return {
-        "step": found.step,
-        "occurrence": found.occurrence,
-        "process": origin.label,
-        "source_kind": origin.kind,
-        "role": origin.role,
-        "rank": None if is_engine else number,
-        "replica": origin.replica,
-        "worker": number if is_engine else None,
-        "host": origin.host,
-        "source": origin.path,
-        "clock": source.alignment.island or None,
-    }
-
-
-def _columns(source: Source, slices: Slices) -> dict[str, Any]:
-    return {
-        "track": (slices.track, [track.name for track in source.tracks]),
-        "track_kind": (slices.track, [track.kind for track in source.tracks]),
-        "name": (slices.name, source.names),
-        "category": (slices.category, source.categories),
-        "start_unix_ns": slices.start,
-        "duration_ns": slices.duration,
-        "arguments": slices.args,
-    }

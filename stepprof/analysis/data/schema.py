@@ -38,7 +38,9 @@ class Columns:
 
 
 _START = "ns since 1970-01-01 UTC"
-_STEP = Column("step", "int64", "the step's number")
+_STEP = Column(
+    "step", "int64", "the step's number; null: outside of the steps that torch's profiler marked in a trace"
+)
 _ROLE = Column("role", "category", "the role; null: none")
 _RANK = Column("rank", "int64", "the global rank; null: a process without one")
 _HOST = Column("host", "category", "the host's name; null: not known")

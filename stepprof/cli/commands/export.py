@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from stepprof.cli.common import add_json, add_run, chosen_run, print_json
+from stepprof.cli.common import add_json, add_run_or_traces, chosen_run, given_traces, output_dir, print_json
 from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import require_extra, warn_unread
 from stepprof.formatting import counted, size
@@ -13,8 +13,8 @@ from stepprof.formatting import counted, size
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments of `export`."""
-    parser.description = "Write the steps, spans, slices, engine iterations and findings of a run as Parquet files, for DuckDB, Polars, pandas, Spark. stepprof.open_run gives the same tables in Python."
-    add_run(parser)
+    parser.description = "Write the steps, spans, slices, engine iterations and findings of a run, or of traces that stepprof did not record, as Parquet files, for DuckDB, Polars, pandas, Spark. stepprof.open_run gives the same tables in Python."
+    add_run_or_traces(parser)
     parser.add_argument(
         "--parquet", type=Path, required=True, metavar="DIR", help="the folder for the files, one per table"
     )
@@ -22,7 +22,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         "--step",
         type=int,
         metavar="N",
-        help="write the slices, iterations and findings of this recorded step only (default: of all recorded steps)",
+        help="write the slices, iterations and findings of this recorded step only (default: of all recorded steps; of traces, everything)",
     )
     add_json(parser)
 
@@ -33,9 +33,9 @@ def run(args: argparse.Namespace) -> int:
     from stepprof.analysis.data.export import export
     from stepprof.analysis.data.run import Run
 
-    opened = Run.of(chosen_run(args))
-    steps = opened.recorded if args.step is None else [opened.step(args.step).number]
-    written = export(opened, args.parquet, steps)
+    traces = given_traces(args)
+    opened = Run.of(*traces, output_dir=output_dir(args)) if traces else Run.of(chosen_run(args))
+    written = export(opened, args.parquet, opened.exported(args.step))
     if args.json:
         files = [
             {"path": str(each.path.absolute()), "rows": each.rows, "bytes": each.bytes} for each in written

@@ -310,7 +310,7 @@ class TestStep:
 
     def test_columns_that_are_not_selected_are_not_read(self, run, mocker):
         """If `arguments` is not selected, the traces are read without arguments, which cost the most."""
-        import stepprof.analysis.data.run as module
+        import stepprof.analysis.data.slices as module
 
         read = mocker.spy(module, "load")
         table = run.step().slices.select("name", "duration_ns")
@@ -410,3 +410,70 @@ class TestTable:
             stepprof.shutdown()
             """
         ).check()
+
+
+class TestTraces:
+    """Traces that stepprof did not record."""
+
+    @pytest.fixture
+    def marked(self, tmp_path):
+        """Return a trace of three steps that torch's profiler marked, with an operator before them."""
+        events = [op("aten::zeros", 0, 50)]
+        for number in (4, 5, 6):
+            at = 1000 * number
+            events += [
+                op(f"ProfilerStep#{number}", at, 900 + number, cat="user_annotation"),
+                op("aten::mm", at + 100, 500),
+                op("execute_context_1(7)_generation_3(3)", at + 700, 90, cat="user_annotation"),
+            ]
+        (tmp_path / "a.json.gz").write_bytes(trace(*events))
+        return tmp_path / "a.json.gz"
+
+    def test_steps_are_those_that_the_profiler_marked(self, marked):
+        """The last one ends with the trace."""
+        opened = stepprof.open_run(marked)
+        assert (opened.id, opened.path, opened.recorded, dict(opened.info)) == (
+            "a.json.gz",
+            marked,
+            [4, 5, 6],
+            {},
+        )
+        assert [(row["step"], row["duration_ns"], row["until_next_ns"]) for row in rows(opened.steps)] == [
+            (4, 1_000_000, 1_000_000),
+            (5, 1_000_000, 1_000_000),
+            (6, 906_000, None),
+        ]
+        assert rows(opened.spans) == []
+
+    def test_slices_have_the_step_in_which_they_begin(self, marked):
+        """Without a number, everything is there; an operator before the first step is in none."""
+        table = rows(stepprof.open_run(str(marked)).step().slices.select("step", "name"))
+        assert [row["step"] for row in table if row["name"] == "aten::mm"] == [4, 5, 6]
+        assert [row["step"] for row in table if row["name"] == "aten::zeros"] == [None]
+
+    def test_one_step(self, marked):
+        """Its slices, forward steps, report and findings."""
+        step = stepprof.open_run(marked).step(5)
+        assert {row["step"] for row in rows(step.slices)} == {5}
+        assert [(row["step"], row["batch_size"]) for row in rows(step.iterations)] == [(5, 4)]
+        assert step.report["step"] == 5
+        assert {row["step"] for row in rows(step.findings)} == {5}
+        assert repr(step) == "<step 5 of a.json.gz>"
+
+    def test_without_marks_there_is_one_row(self, tmp_path):
+        """A trace of `torch.profiler.profile()` without a schedule."""
+        (tmp_path / "a.json").write_bytes(gzip.decompress(trace(op("aten::mm", 10, 500))))
+        opened = stepprof.open_run(tmp_path)
+        assert opened.recorded == []
+        (row,) = rows(opened.steps)
+        assert (row["step"], row["start_unix_ns"], row["duration_ns"]) == (None, BASE + 10_000, 500_000)
+        assert [each["step"] for each in rows(opened.step().slices)] == [None]
+
+    def test_what_is_refused(self, marked, run):
+        """A step that is not marked, a file that is no trace, a run among traces."""
+        with pytest.raises(ConfigError, match=r"step = 9: not marked in a\.json\.gz: 4-6"):
+            stepprof.open_run(marked).step(9)
+        with pytest.raises(ConfigError, match=r'test_run\.py": is text and no trace'):
+            stepprof.open_run(__file__)
+        with pytest.raises(ConfigError, match="must be one run, or traces"):
+            stepprof.open_run(marked, run.path)
