@@ -281,7 +281,8 @@ def _outermost(track: npt.NDArray[np.int32], start: Times, end: Times) -> int:
 def _works(source: Source, chosen: Chosen) -> list[Work]:
     """Return when each device computed and communicated; without a device, when the threads did."""
     if not len(chosen.device):
-        work = _work(chosen, ("cpu", ""), chosen.computation, chosen.communication, chosen.computation)
+        computing = chosen.computing_on_threads()
+        work = _work(("cpu", ""), computing, chosen.when(chosen.communication), computing)
         return [] if work is None else [work]
     kind = _device(source)
     # the rows of an NPU have the names of several processes, and are of one device
@@ -297,17 +298,16 @@ def _works(source: Source, chosen: Chosen) -> list[Work]:
         )
         # copies too: the device is not idle meanwhile
         other = np.setdiff1d(everything, communication, assume_unique=True)
-        works.append(_work(chosen, (kind, list(numbers)[number]), computation, communication, other))
+        works.append(
+            _work((kind, list(numbers)[number]), *map(chosen.when, (computation, communication, other)))
+        )
     return [work for work in works if work is not None]
 
 
 def _work(
-    chosen: Chosen, device: tuple[str, str], computation: Indices, communication: Indices, other: Indices
+    device: tuple[str, str], computing: Intervals, communicating: Intervals, working: Intervals
 ) -> Work | None:
-    """Return the activity of one device, or of the threads. `other`: everything except
-    communication.
-    """
-    computing, communicating, working = (chosen.when(which) for which in (computation, communication, other))
+    """Return the activity of one device, or of the threads. `working`: everything except communication."""
     busy = working | communicating
     if not len(busy):
         return None

@@ -50,10 +50,10 @@ _BY_NAME: Tests = {
     _HOST_CALL: is_host_communication,
     _DEVICE_CALL: is_device_communication,
     # the call that starts a collective is neither communication nor computation
-    _DISPATCH: lambda name: name.startswith("c10d::"),
+    _DISPATCH: lambda name: name.startswith(("c10d::", "record_param_comms")),
     _STEP: lambda name: name.startswith(_STEPS) or forward_step(name) is not None,
     # a library that moves the data itself; what NCCL and HCCL write on threads is only the start of a kernel
-    _BY_HOST: lambda name: name.lower().startswith(("gloo:", "mpi:", "ucc:")),
+    _BY_HOST: lambda name: name.lower().startswith(("gloo:", "mpi:", "ucc:", "oneccl:")),
 }
 
 
@@ -88,14 +88,14 @@ class Chosen:
         self.regions = np.flatnonzero((bits & (_REGION | _HOST | _HOST_CALL | _STEP)) == _REGION | _HOST)
         self.windows = np.flatnonzero((bits & (_WINDOW | _HOST)) == _WINDOW | _HOST)
         self.device = np.flatnonzero((bits & (_STREAM | _NOTE)) == _STREAM)
+        by_host = np.flatnonzero((bits & (_BY_HOST | _HOST)) == _BY_HOST | _HOST)
         if len(self.device):
             on_device = bits[self.device]
             self.communication = self.device[(on_device & (_DEVICE_CALL | _COPY)) == _DEVICE_CALL]
             self.computation = self.device[(on_device & (_DEVICE_CALL | _COPY)) == 0]
-            by_host = np.flatnonzero((bits & (_BY_HOST | _HOST)) == _BY_HOST | _HOST)
             self.calls = np.concatenate((self.communication, by_host))
         else:
-            self.communication = np.flatnonzero((bits & (_HOST_CALL | _HOST)) == _HOST_CALL | _HOST)
+            self.communication = by_host
             self.computation = self.ops[(bits[self.ops] & _DISPATCH) == 0]
             self.calls = self.communication
         self.dispatches = np.flatnonzero((bits & (_DISPATCH | _THREAD)) == _DISPATCH | _THREAD)
@@ -107,6 +107,24 @@ class Chosen:
         """Return when any of some slices was open."""
         slices = self._source.slices
         return Intervals.union(slices.start[which], slices.start[which] + slices.duration[which])
+
+    def computing_on_threads(self) -> Intervals:
+        """Return when threads computed. An operator around a transfer on its own thread does not compute meanwhile."""
+        slices = self._source.slices
+        track, start = slices.track[self.computation], slices.start[self.computation]
+        end = start + slices.duration[self.computation]
+        around = np.zeros(len(track), np.bool_)
+        parts = []
+        for each in np.unique(slices.track[self.communication]).tolist():
+            mine = self.communication[slices.track[self.communication] == each]
+            begun = np.sort(slices.start[mine])
+            ended = np.sort(slices.start[mine] + slices.duration[mine])
+            there = np.flatnonzero(track == each)
+            first = np.searchsorted(begun, start[there])
+            has = there[(first < len(begun)) & (ended[np.minimum(first, len(begun) - 1)] <= end[there])]
+            around[has] = True
+            parts.append(self.when(self.computation[has]) - Intervals.union(begun, ended))
+        return Intervals.all_of([self.when(self.computation[~around]), *parts])
 
     def on(self, kind: TrackKind) -> Indices:
         """Return the slices on tracks of a kind."""

@@ -204,6 +204,47 @@ class TestMakers:
         assert [each["text"] for each in report["findings"] if "execute_" in each["text"]] == []
 
 
+class TestHostOnly:
+    """Traces without a device."""
+
+    @staticmethod
+    def calls(library: str, thread: int) -> list[Event]:
+        """Return five collectives of 0.9 ms in 100 ms, each within `record_param_comms` and an operator of the main thread."""
+        events = [slice_("step", "user_annotation", 0, LENGTH)]
+        for number in range(5):
+            at = 20_000.0 * number
+            events += [
+                slice_("aten::mm", "cpu_op", at, 9_000),
+                *(
+                    [slice_("DistributedDataParallel.forward", "cpu_op", at + 9_900, 1_300)]
+                    if thread == 4711
+                    else []
+                ),
+                slice_("c10d::allreduce_", "cpu_op", at + 9_950, 1_200),
+                slice_("record_param_comms", "cpu_op", at + 10_000, 1_000),
+                slice_(f"{library}:all_reduce", "user_annotation", at + 10_050, 900, tid=thread),
+            ]
+        return events
+
+    @pytest.mark.parametrize("library", ["nccl", "hccl", "xccl", "NCCL"])
+    def test_calls_of_a_devices_library_are_launches(self, reported: Reported, library: str) -> None:
+        """The transfers are on the device, of which nothing was recorded."""
+        report = reported(self.calls(library, 4711), distributedInfo={"rank": 0, "world_size": 2})
+        assert [(each["communication"], each["overlapped"]) for each in report["overlap"]] in ([], [(0, 0)])
+        assert sentences(report, "collectives") == []
+
+    @pytest.mark.parametrize("thread", [4711, 5000])
+    def test_a_transfer_is_not_hidden_by_its_own_call(self, reported: Reported, thread: int) -> None:
+        """Nothing is computed meanwhile, neither by the call nor by an operator around it on the same thread."""
+        report = reported(self.calls("gloo", thread), distributedInfo={"rank": 0, "world_size": 2})
+        (row,) = report["overlap"]
+        assert (row["communication"], row["overlapped"], row["exposed"]) == (
+            pytest.approx(0.0045),
+            0,
+            pytest.approx(0.0045),
+        )
+
+
 class TestMemory:
     @pytest.mark.parametrize(("kind", "device"), [(1, "GPU 0"), (6, "GPU 0"), (12, "XPU 0"), (19, "MTIA 0")])
     def test_the_device_has_its_name(self, reported: Reported, kind: int, device: str) -> None:
