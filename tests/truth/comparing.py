@@ -81,7 +81,10 @@ def _phases(notes: Notes, known: Sequence[Known], bounds: Stretch, *, alone: boo
             continue
         close = CLOSE * max(len(phase.covered), 1)
         notes.same(f"seconds of {key}", row.seconds, phase.seconds, close)
-        notes.same(f"share of {key}", row.share, phase.seconds / wall * 1e9, close / wall * 1e9)
+        if notes.report.ended:
+            notes.same(f"share of {key}", row.share, phase.seconds / wall * 1e9, close / wall * 1e9)
+        else:
+            notes.equal(f"share of {key}", row.share, None)
         each = {key_of(time.label): time for time in row.per_process}
         notes.equal(f"processes of {key}", set(each), set(phase.covered))
         for rank in each.keys() & phase.covered.keys():

@@ -105,7 +105,9 @@ def _partition(mine: Known, around: Around, *, matched: bool, cpu: str, late: bo
     take("collective", waits)
     take("collective_unmatched", unmatched)
     if device:
-        take("host", [part for a, b in mine.covered for part in clipped(own, a, b)])
+        inside, unseen = [part for a, b in mine.covered for part in clipped(own, a, b)], _unseen(mine)
+        take("host", minus(inside, unseen))
+        take("not_recorded", inside)
     worked = 0 if device or cpu == "none" else _by_cpu(mine, around, own, computing, left, cpu)
     covered = [part for a, b in mine.covered for part in clipped(own, a, b)]
     take("unknown", [*covered, *(own if mine.rank == "driver" else [])])  # the driver's backend is null
@@ -118,6 +120,17 @@ def _partition(mine: Known, around: Around, *, matched: bool, cpu: str, late: bo
         worked -= part
     _outside(mine, around, take)
     return made
+
+
+def _unseen(mine: Known) -> list[Stretch]:
+    """Return the times after the last kernel of captures that ended before their windows."""
+    busy = [*mine.stretches(mine.computing), *map(mine.call, mine.calls)]
+    found = []
+    for window in mine.traced:
+        if window.capped_by is not None or window.status == "partial":
+            start, end = mine.at(window.start), mine.at(window.captured or window.start)
+            found.append((max([start, *(last for _, last in clipped(busy, start, end))]), end))
+    return found
 
 
 def _waits(mine: Known, calls: Sequence[Call]) -> tuple[list[Stretch], list[Stretch]]:

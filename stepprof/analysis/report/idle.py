@@ -100,9 +100,9 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
     give("collective_unmatched", unmatched)
     worked = busy.total - closed
     if on_device:
-        unseen = process.unseen()
-        give("host", (covered & (mine if process.windows else step.when)) - unseen)
-        give("not_recorded", covered & unseen)
+        inside, unseen = covered & (mine if process.windows else step.when), process.unseen()
+        give("host", inside - unseen)
+        give("not_recorded", inside & unseen)
     else:
         worked += _by_cpu_time(process, step.engine_roles, left, computing)
     give("unknown", covered & mine)

@@ -91,7 +91,7 @@ def overlaps(processes: Sequence[Process]) -> list[Overlap]:
         for digest in process.digests:
             for work in digest.works:
                 works[work.device, work.number].append(work)
-        covered = process.covered() - process.unseen()
+        covered = process.covered()
         several = len({number for device, number in works if device != "cpu"}) > 1
         for (device, number), those in works.items():
             communication = sum(work.communication for work in those)

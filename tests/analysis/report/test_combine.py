@@ -666,7 +666,6 @@ class TestCoverage:
         )
         (row,) = made.idle
         assert (row.busy, row.causes) == (0.02, {"host": 0.01, "not_recorded": 0.07})
-        assert [device.busy_share for device in made.overlap] == pytest.approx([2 / 3])
 
     def test_a_device_is_idle_to_the_end_of_its_window_not_to_its_last_event(self):
         made = report(
