@@ -202,7 +202,7 @@ def _job(ranks):
         "ray": "2.52.1",
         "vllm": "0.12.0",
     }
-    return s.Job(command, "9b2c1f0e" * 5, ranks, "Qwen/Qwen3-8B", versions, "Linux 6.8.0 x86_64", ["verl"])  # fmt: skip
+    return s.Job(command, ranks, "Qwen/Qwen3-8B", versions, "Linux 6.8.0 x86_64", ["verl"])  # fmt: skip
 
 
 def _parts(report):

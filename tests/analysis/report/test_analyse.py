@@ -151,7 +151,7 @@ def test_a_trace_of_another_tool(tmp_path):
     (tmp_path / "trace.json.gz").write_bytes(kineto(("cpu_op", "aten::mm", 0, 50)))
     report = analyse(find([tmp_path / "trace.json.gz"], output_dir=tmp_path))
     assert (report.seconds, report.step, [op.name for op in report.ops]) == (0.05, None, ["aten::mm"])
-    assert report.run_id == tmp_path.name
+    assert report.run_id == "trace.json.gz"
 
 
 def test_a_lost_rank_of_another_host_is_on_the_clock_that_the_manifest_compared(tmp_path):

@@ -288,7 +288,7 @@ class TestJob:
         report = make_report(4)
         show(page, tmp_path, report, 1280)
         line = page.evaluate("document.querySelector('.job summary').innerText")
-        assert "Qwen/Qwen3-8B · 4 ranks · commit 9b2c1f0e9b · torch 2.9.1+cu128" in line
+        assert "Qwen/Qwen3-8B · 4 ranks · torch 2.9.1+cu128" in line
         page.evaluate("document.querySelector('.job summary').click()")
         facts = page.evaluate("document.querySelector('.job dl').innerText")
         assert " ".join(report.job.command) in facts
