@@ -1,6 +1,6 @@
 """Read the evidence of a recorded step from the span files: garbage collections, stacks, CPU times.
 
-Lines of the kinds `gc`, `stack`, `tasks` and `usage` are written at the end of a capture; the line of a region
+Lines of the kinds `gc`, `stack`, `tasks`, `awaits` and `usage` are written at the end of a capture; the line of a region
 in a recorded window has its CPU time. Times are nanoseconds of the clock of that host since the Unix
 epoch, as of all spans. A damaged line is left out and counted.
 """
@@ -121,6 +121,21 @@ class HeldTasks(_Interval):
 
 
 @dataclass(frozen=True, slots=True)
+class AwaitedCalls(_Interval):
+    """Calls of one function that a coroutine awaited one after the other. `thread` runs their event loop."""
+
+    function: str
+    """What was called."""
+    caller: str
+    """The function of the coroutine."""
+    calls: int
+    """Calls below the time between two samples are missing."""
+    seconds: float
+    """The time of all of them."""
+    longest_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class RegionCpu(_Interval):
     """A region of a recorded window, with the CPU time of its thread."""
 
@@ -159,6 +174,7 @@ class Evidence:
     collections: tuple[Collection, ...] = ()
     stretches: tuple[StackStretch, ...] = ()
     held: tuple[HeldTasks, ...] = ()
+    awaited: tuple[AwaitedCalls, ...] = ()
     regions: tuple[RegionCpu, ...] = ()
     threads: tuple[ThreadUse, ...] = ()
     captures: tuple[CaptureUse, ...] = ()
@@ -232,6 +248,10 @@ def _take(found: _Found, kind: object, span: Mapping[str, Any]) -> None:
     elif kind == "tasks":
         counts = (attributes.count(key) for key in ("waiting", "passed", "others"))
         _add(found["held"], HeldTasks(*where, _text(span["name"]), *counts))
+    elif kind == "awaits":
+        calls, caller = attributes.count("calls"), _text(attributes["caller"])
+        times = attributes.seconds("busy"), attributes.seconds("longest")
+        _add(found["awaited"], AwaitedCalls(*where, _text(span["name"]), caller, calls, *times))
     elif span["name"] == "thread":
         samples, dropped = attributes.count("samples"), attributes.count("dropped")
         _add(found["threads"], ThreadUse(*where, *attributes.times(), samples, dropped))

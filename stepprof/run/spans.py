@@ -14,7 +14,7 @@ from stepprof.run.span_lines import parse_span, span_lines
 
 _SPANS_FILE = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 
-EVIDENCE = frozenset({"gc", "stack", "tasks", "usage"})
+EVIDENCE = frozenset({"gc", "awaits", "stack", "tasks", "usage"})
 """The kinds of lines that are evidence of a recorded window, and no spans (`stepprof.run.evidence`)."""
 
 

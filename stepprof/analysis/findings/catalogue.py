@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 from stepprof.analysis.findings.blocked import blocked, compiling
-from stepprof.analysis.findings.coroutines import held_coroutines, last_coroutines, serial_coroutines
+from stepprof.analysis.findings.coroutines import (
+    awaited_calls,
+    held_coroutines,
+    last_coroutines,
+    serial_coroutines,
+)
 from stepprof.analysis.findings.device_time import exposed_communication, host_bound
 from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.half_batch import half_batch
@@ -42,6 +47,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     half_batch(ledger)
     serial_coroutines(ledger)
     serial(ledger)
+    awaited_calls(ledger)
     other_threads(ledger)
     other_regions(ledger)
     blocked(ledger)

@@ -5,6 +5,7 @@ also where a lock or semaphore in their region lets them through one by one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 from stepprof.analysis.findings.facts import Part
 from stepprof.analysis.findings.ledger import Ledger, last_part
@@ -14,6 +15,8 @@ from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import quoted, seconds_text
 
 FEWEST = 4
+MOSTLY = 0.8
+"""Calls follow each other if they take this share of the time from the first to the last."""
 LEAST = 0.15
 """The last calls are no tail if they take at most this share of the time of all calls."""
 
@@ -54,6 +57,32 @@ def serial_coroutines(ledger: Ledger) -> None:
             assumption="all calls run at the same time, and the longest one remains",
             without={process: last_part(part.when, part.when.total - int(each.longest * 1e9))},
         )
+
+
+def awaited_calls(ledger: Ledger) -> None:
+    """Claim all but the longest of calls without a region that a coroutine awaited one after the other while the thread waited."""
+    for process in ledger.facts.timelines:
+        for each in ledger.facts.signs[process].awaited:
+            when = Intervals.one(each.start_unix_ns, each.end_unix_ns)
+            if each.calls < FEWEST or each.seconds * 1e9 < MOSTLY * when.total:
+                continue
+            parts = [
+                replace(part, when=part.when & when, claimed=part.claimed & when)
+                for part in ledger.parts("work")
+                if part.process == process
+            ]
+            part = max(parts, key=lambda part: part.when.total, default=None)
+            if part is None or not _waits(ledger, part):
+                continue
+            ledger.claim(
+                part,
+                last_part(part.when, part.when.total - int(each.longest_seconds * 1e9)),
+                "serial",
+                f"{process} awaited at least {each.calls} calls of {quoted(each.function)} in {inside(part)} one after the other: {{seconds}}",
+                why=f"{quoted(each.caller)} awaited them; the longest took {seconds_text(each.longest_seconds)}",
+                advice="let several run at the same time: asyncio.gather; a region in them shows how many they are",
+                assumption="all calls run at the same time, and the longest one remains",
+            )
 
 
 def held_coroutines(ledger: Ledger) -> None:

@@ -8,11 +8,20 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.timelines import Activity
-from stepprof.run.evidence import SAMPLE_NS, Call, Collection, Evidence, Frame, HeldTasks, StackStretch
+from stepprof.run.evidence import (
+    SAMPLE_NS,
+    AwaitedCalls,
+    Call,
+    Collection,
+    Evidence,
+    Frame,
+    HeldTasks,
+    StackStretch,
+)
 
 COMPILE = "torch.compile"
 """The label of a thread in torch's compiler."""
@@ -177,6 +186,8 @@ class Signs:
     """What other threads did that did not wait for work."""
     held: Sequence[HeldTasks] = ()
     """Coroutines of the thread that waited for a lock or semaphore, on the common clock."""
+    awaited: Sequence[AwaitedCalls] = ()
+    """Calls that a coroutine of the thread awaited one after the other, on the common clock."""
     _ends: Sequence[int] = field(init=False)
     """For each stack, the latest end of it and of all stacks before it."""
 
@@ -216,16 +227,10 @@ class Signs:
             for each in evidence.regions
             if each.thread == main
         ]
-        held = [
-            replace(
-                each,
-                start_unix_ns=each.start_unix_ns - offset_ns,
-                end_unix_ns=each.end_unix_ns - offset_ns,
-            )
-            for each in evidence.held
-            if each.thread == main
-        ]
-        return cls(sorted(stacks, key=lambda stack: stack.start), collecting, regions, tasks, held)
+        held = [_moved(each, offset_ns) for each in evidence.held if each.thread == main]
+        awaited = [_moved(each, offset_ns) for each in evidence.awaited if each.thread == main]
+        ordered = sorted(stacks, key=lambda stack: stack.start)
+        return cls(ordered, collecting, regions, tasks, held, awaited)
 
     def shown(self, when: Intervals) -> Iterator[tuple[Stack, int, int]]:
         """Yield the stacks of some intervals, each with its part: (stack, start, end).
@@ -283,6 +288,15 @@ class Signs:
             if stack.shows(SURELY_IDLE if stack.wants_cpu is None else IDLE) and not stack.wants_cpu
         )
         return when.total >= SHORTEST_NS and idle >= when.total / 2
+
+
+_Moved = TypeVar("_Moved", HeldTasks, AwaitedCalls)
+
+
+def _moved(line: _Moved, offset_ns: int) -> _Moved:
+    """Return a line on the common clock."""
+    start, end = line.start_unix_ns - offset_ns, line.end_unix_ns - offset_ns
+    return replace(line, start_unix_ns=start, end_unix_ns=end)
 
 
 def _wants_cpu(stretch: StackStretch) -> bool | None:

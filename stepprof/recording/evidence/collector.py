@@ -1,7 +1,7 @@
 """Collect the evidence of a capture, and write it into the span file when the capture has ended.
 
 The lines have the kinds `gc` (a garbage collection), `stack` (a stretch of equal stacks), `tasks`
-(coroutines that wait for a lock or semaphore) and `usage` (a thread, or the process). `stepprof.run.evidence` reads them.
+(coroutines that wait for a lock or semaphore), `awaits` (calls that a coroutine awaits one after the other) and `usage` (a thread, or the process). `stepprof.run.evidence` reads them.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from stepprof.host.real_time import thread_time_ns
 from stepprof.instrument.scope import Scope, newest
 from stepprof.interrupts import ours
 from stepprof.log import logger
+from stepprof.recording.evidence.awaited_calls import Awaited
 from stepprof.recording.evidence.call_targets import called_name
 from stepprof.recording.evidence.code_origin import is_compiling, is_stepprof, library_calls, own_frames
 from stepprof.recording.evidence.garbage import GarbageWatch
@@ -191,6 +192,10 @@ class _Running:
             times = max(each.start_ns, self.start_ns), min(each.end_ns, self._end_ns)
             if times[0] < times[1]:
                 found.append(_held_span(each, times))
+        for calls in [] if self._sampler is None else self._sampler.awaited.found():
+            times = max(calls.start_ns, self.start_ns), min(calls.end_ns, self._end_ns)
+            if times[0] < times[1] and own_frames(tuple((code, 0, 0) for code in reversed(calls.codes)))[0]:
+                found.append(_awaited_span(calls, times))
         for total in () if self._sampler is None else self._sampler.totals.values():
             times = max(total.start_ns, self.start_ns), min(total.end_ns, self._end_ns)
             if times[0] > times[1]:  # a thread that appeared after the window, or ended before it
@@ -252,8 +257,11 @@ def _stack_span(stretch: Stretch, name_of: Callable[[CodeType, int], str | None]
 
 def _frame(frame: tuple[CodeType, int, int], own: bool) -> tuple[str, str, int, bool]:
     code, line, _ = frame
-    name = getattr(code, "co_qualname", code.co_name)
-    return _short(name), _short(PurePath(code.co_filename).name), line, own
+    return _name(code), _short(PurePath(code.co_filename).name), line, own
+
+
+def _name(code: CodeType) -> str:
+    return _short(getattr(code, "co_qualname", code.co_name))
 
 
 def _known(name: str | None) -> str | None:
@@ -261,11 +269,19 @@ def _known(name: str | None) -> str | None:
 
 
 def _held_span(stretch: HeldStretch, times: tuple[int, int]) -> Span:
-    code = stretch.held.function
-    name = _short(getattr(code, "co_qualname", code.co_name))
     held = stretch.held
     attributes = {"waiting": held.waiting, "passed": held.passed, "others": held.others}
-    return _span((name, "tasks"), stretch.thread, times, stretch.place, attributes)
+    return _span((_name(held.function), "tasks"), stretch.thread, times, stretch.place, attributes)
+
+
+def _awaited_span(calls: Awaited, times: tuple[int, int]) -> Span:
+    attributes = {
+        "caller": _name(calls.codes[-1]),
+        "calls": calls.calls,
+        "busy": calls.busy_ns,
+        "longest": calls.longest_ns,
+    }
+    return _span((_name(calls.function), "awaits"), calls.thread, times, calls.place, attributes)
 
 
 def _is_recorder(stretch: Stretch) -> bool:

@@ -19,6 +19,7 @@ from stepprof.host.frames import frames_once
 from stepprof.host.kernel_times import ThreadTimes
 from stepprof.host.real_time import perf_counter_ns
 from stepprof.interrupts import ignored
+from stepprof.recording.evidence.awaited_calls import AwaitedCalls
 from stepprof.recording.evidence.busy_threads import busy_threads
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
@@ -129,6 +130,7 @@ class StackSampler:
     def __init__(self, threads: dict[int, int], place: Callable[[], Place], thread: SamplerThread) -> None:
         self.stretches: list[Stretch] = []
         self.tasks = TaskSampler()
+        self.awaited = AwaitedCalls()
         self.totals: dict[int, ThreadTotal] = {}
         self._threads = threads
         self._busy: set[int] = set()
@@ -196,6 +198,7 @@ class StackSampler:
             return
         self._over = True
         self.tasks.end(min(perf_counter_ns(), end_ns))
+        self.awaited.end(min(perf_counter_ns(), end_ns))
         for total in self.totals.values():
             if not total.times.ended:
                 self._count(total, end_ns, end_ns)
@@ -208,6 +211,7 @@ class StackSampler:
         """
         place = self._place()
         self.tasks.end(perf_counter_ns())
+        self.awaited.end_lost(perf_counter_ns())
         mine = {
             ident: thread
             for ident, thread in list(self._threads.items())[:MOST_THREADS]
@@ -244,6 +248,7 @@ class StackSampler:
             total.samples += 1
             if _is_event_loop(found):
                 self.tasks.sample(thread, place)
+                self.awaited.sample(thread, place, now)
 
     def _leave(self, total: ThreadTotal) -> None:
         """End the stretch of a thread that is no longer busy, or has regions now."""

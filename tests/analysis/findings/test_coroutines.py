@@ -11,10 +11,10 @@ from digested import MS, T0, source
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 from stepprof.analysis.timeline.model import Origin
-from stepprof.run.evidence import CaptureUse, Evidence, Frame, HeldTasks, StackStretch
+from stepprof.run.evidence import AwaitedCalls, CaptureUse, Evidence, Frame, HeldTasks, StackStretch
 
 
-def found(*calls, call="self._selector.poll", held=()):
+def found(*calls, call="self._selector.poll", held=(), awaited=()):
     """Return the tail and serial findings of a step of 1 s whose thread runs an event loop. Calls
     are (name, start, length, coroutine).
     """
@@ -26,7 +26,7 @@ def found(*calls, call="self._selector.poll", held=()):
     made.slices.task = np.array([-1, *(task for *_, task in calls)], np.int32)
     at = (7, 2, "rollout")
     stack = StackStretch(*at, T0, T0 + 1000 * MS, 40, (Frame("select", "selectors.py", 1),), call, None, None)
-    evidence = Evidence(0, "h", 100, stretches=(stack,), held=held, captures=(CaptureUse(*at, T0, T0 + 1000 * MS, None, None, 0),))  # fmt: skip
+    evidence = Evidence(0, "h", 100, stretches=(stack,), held=held, awaited=awaited, captures=(CaptureUse(*at, T0, T0 + 1000 * MS, None, None, 0),))  # fmt: skip
     report = combine([digest(made)], step=2, run_id="r", evidence=[evidence])
     return [each for each in report.findings if each.topic in ("tail", "serial")]
 
@@ -100,6 +100,44 @@ def test_a_semaphore_inside_of_the_region():
 )
 def test_a_semaphore_that_does_not_make_them_serial(sample):
     assert held(sample) == []
+
+
+def awaited(calls=8, start=100, end=900, busy=0.8, **more):
+    """Return the findings of a region of 900 ms whose coroutine awaited calls without regions."""
+    line = AwaitedCalls(
+        7, 2, "rollout", T0 + start * MS, T0 + end * MS, "judge", "score_all", calls, busy, 0.15
+    )
+    return found(("score", 50, 900, 0), awaited=(line,), **more)
+
+
+class TestAwaitedCalls:
+    def test_calls_without_a_region(self):
+        """Calls in a region of their coroutine are found by their coroutines."""
+        (serial,) = awaited()
+        assert (serial.topic, serial.region, round(serial.seconds, 3)) == ("serial", "score", 0.65)
+        assert round(serial.saves, 3) == 0.65
+        assert (
+            serial.text
+            == "rollout rank 0 awaited at least 8 calls of `judge` in `score` (in role rollout) one after the other: 650 ms"
+        )
+        assert serial.why == "`score_all` awaited them; the longest took 150 ms"
+
+    def test_calls_with_a_region_are_counted_by_it(self):
+        """A region states the number of calls: there is no second finding."""
+        line = AwaitedCalls(7, 2, "rollout", T0, T0 + 800 * MS, "judge", "score_all", 8, 0.8, 0.1)
+        calls = [("rewards", 0, 800, 0), *(("ask", 100 * at, 100, 0) for at in range(8))]
+        texts = [each.text for each in found(*calls, awaited=(line,))]
+        assert len(texts) == 1
+        assert "made 8 calls of `ask`" in texts[0]
+
+    @pytest.mark.parametrize(
+        "more",
+        [{"calls": 3}, {"busy": 0.4}, {"call": "torch.mm"}],
+        ids=["few", "mostly other work", "computes"],
+    )
+    def test_calls_that_are_no_finding(self, more):
+        """Few calls, calls in a coroutine that mostly does something else, and computation are left out."""
+        assert awaited(**more) == []
 
 
 def on_the_path(*calls):

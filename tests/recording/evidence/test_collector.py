@@ -191,6 +191,23 @@ with ThreadPoolExecutor(4) as pool, profile_step(2):
         assert seconds(tasks) == pytest.approx(0.3, abs=0.15)
         assert {each.task for each in found.stretches if each.thread == main} == {None}
 
+    def test_calls_that_a_coroutine_awaits(self, evidence) -> None:
+        """The calls of a coroutine are counted without a region in them."""
+        found = evidence("""
+import asyncio
+async def judge(sample):
+    await asyncio.sleep(0.25)
+async def score():
+    for sample in range(5):
+        await judge(sample)
+with profile_step(2):
+    asyncio.run(score())
+""")
+        [awaited] = found.awaited
+        assert (awaited.function, awaited.caller) == ("judge", "score")
+        assert 2 <= awaited.calls <= 5
+        assert awaited.longest_seconds < awaited.seconds <= seconds([awaited]) + 0.001
+
     def test_objects_of_a_busy_thread_are_freed_on_that_thread(self, evidence) -> None:
         """The sampler never destroys an object of a busy thread, or the thread object itself."""
         evidence("""
