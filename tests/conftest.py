@@ -92,7 +92,7 @@ def clean_secrets() -> None:
 def run_script(tmp_path: Path) -> Callable[..., Ran]:
     """Return a function that runs a script in a separate process, in the folder of the test."""
 
-    def run(script: str, *arguments: str, timeout: float = 60, env: Mapping[str, str] | None = None) -> Ran:
+    def run(script: str, *arguments: str, timeout: float = 200, env: Mapping[str, str] | None = None) -> Ran:
         path = tmp_path / f"script_{len(list(tmp_path.glob('script_*.py')))}.py"
         path.write_text(textwrap.dedent(script))
         done = subprocess.run(

@@ -61,7 +61,7 @@ def stepprof(request, runs, tmp_path):
                 if until in line:
                     break
             psutil.Process(process.pid).children()[0].send_signal(signal.SIGINT)
-        rest, err = process.communicate(timeout=60)
+        rest, err = process.communicate(timeout=200)
         assert "Traceback" not in err
         return process.returncode, out + rest, err
 

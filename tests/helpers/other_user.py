@@ -73,7 +73,7 @@ def as_other_user(script: str, *arguments: object) -> str:
 def python_as_other_user(modules: str, script: str, *arguments: object) -> str:
     """Import these modules, run a Python script as another user, and return its output."""
     command = [sys.executable, "-c", f"import os, {modules}\n{_BECOME}\n{script}", *map(str, arguments)]
-    return subprocess.run(command, check=True, timeout=60, text=True, stdout=subprocess.PIPE).stdout
+    return subprocess.run(command, check=True, timeout=200, text=True, stdout=subprocess.PIPE).stdout
 
 
 @contextmanager

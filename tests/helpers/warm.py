@@ -235,7 +235,7 @@ class Server:
         """End the server."""
         self._requests.close()
         self._answers.close()
-        self._process.wait(timeout=60)
+        self._process.wait(timeout=200)
 
 
 class Warm:

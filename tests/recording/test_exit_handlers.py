@@ -16,7 +16,7 @@ from warm import HELD_LOCK
 pytestmark = pytest.mark.torch
 
 
-def eventually(condition, timeout=60):
+def eventually(condition, timeout=200):
     """Wait until a condition that depends on another process is true."""
     deadline = time.monotonic() + timeout
     while not condition():

@@ -48,7 +48,7 @@ class TestRemoteLoop:
             remote_loop().submit(in_thread(time.sleep, 600))
             time.sleep(0.2)
         """
-        assert run_script(script, timeout=20).returncode == 0
+        assert run_script(script).returncode == 0
 
     @pytest.mark.skipif(not hasattr(os, "fork"), reason="a system without fork has no forked child")
     def test_a_forked_child_makes_its_own(self, run_script):

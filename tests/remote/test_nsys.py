@@ -90,7 +90,7 @@ class Jobs:
             yield f"http://127.0.0.1:{process.stdout.readline().strip()}"
         finally:
             os.killpg(process.pid, 15)
-            process.communicate(timeout=30)
+            process.communicate(timeout=200)
 
     def record(self, *, nsys=None, **env):
         """Run a job; return the exports that were pending after its windows."""

@@ -53,7 +53,7 @@ class Job:
 
     def end(self):
         """Wait until the job ends, and return what it logged."""
-        _, log = self.process.communicate(timeout=60)
+        _, log = self.process.communicate(timeout=200)
         assert self.process.returncode == 0, log
         return log
 

@@ -44,7 +44,7 @@ def job(folder, *ranks, end="return", world=2, **environ):
             cwd=folder,
             env={**os.environ, **shared, **environ, "RANK": str(rank)},
             stderr=subprocess.DEVNULL,
-            timeout=60,
+            timeout=200,
             check=False,
         )
 

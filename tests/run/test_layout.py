@@ -369,7 +369,7 @@ class TestClaim:
             subprocess.Popen([sys.executable, script, tmp_path / "runs"], stdout=subprocess.PIPE, text=True)
             for _ in range(6)
         ]
-        lines = [process.communicate(timeout=60)[0].split() for process in processes]
+        lines = [process.communicate(timeout=200)[0].split() for process in processes]
         assert [process.returncode for process in processes] == [0] * 6
         for column in zip(*lines, strict=True):
             assert len(set(column)) == 6

@@ -53,7 +53,7 @@ def epochs(tmp_path, monkeypatch):
             subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True, env=os.environ)
             for rank in range(ranks)
         ]
-        logs = [job.communicate(timeout=60)[1] for job in jobs]
+        logs = [job.communicate(timeout=200)[1] for job in jobs]
         assert [job.returncode for job in jobs] == [0] * ranks
         return tmp_path / "runs" / "r", logs
 
@@ -434,8 +434,8 @@ class TestRestartWithinAStep:
         stays = subprocess.Popen([*command, "0", "stays"])
         while not (tmp_path / "stays").exists():
             time.sleep(0.01)
-        assert subprocess.run([*command, "1", "dies"], check=False, timeout=60).returncode == 9
-        assert subprocess.run([*command, "1", "returned"], check=False, timeout=60).returncode == 0
+        assert subprocess.run([*command, "1", "dies"], check=False, timeout=200).returncode == 9
+        assert subprocess.run([*command, "1", "returned"], check=False, timeout=200).returncode == 0
         assert stays.wait(60) == 0
         assert main(["report", "runs/r", "--json"]) == 0
         report = json.loads(capsys.readouterr().out)

@@ -148,7 +148,7 @@ class TestAnotherUsersClaim:
                 env={**os.environ, **environ},
                 stdout=subprocess.PIPE,
                 text=True,
-                timeout=60,
+                timeout=200,
                 check=True,
             )
             return Path(done.stdout.strip())

@@ -43,7 +43,7 @@ for _ in range(rounds):
         while len(os.listdir(meeting)) < ranks:
             time.sleep(0.005)
         pathlib.Path(meeting, "go").touch()
-        if any([one.wait(timeout=60) for one in workers]):
+        if any([one.wait(timeout=200) for one in workers]):
             sys.exit(1)
 """
 
@@ -259,7 +259,7 @@ class TestStartedByRank:
         }
         command = [sys.executable, "-c", CHILD, str(output_dir)]
         ran = subprocess.run(
-            command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True, check=True, timeout=60
+            command, env={**os.environ, **environ}, stdout=subprocess.PIPE, text=True, check=True, timeout=200
         )
         return ran.stdout.split()
 

@@ -31,7 +31,7 @@ for step in range(4):
 def job(output_dir, run_id="demo-1", **environ):
     """Record a run with a real job."""
     environ = {**os.environ, **environ}
-    subprocess.run([sys.executable, "-c", JOB, str(output_dir), run_id], check=True, env=environ, timeout=60)
+    subprocess.run([sys.executable, "-c", JOB, str(output_dir), run_id], check=True, env=environ, timeout=200)
     (run,) = (path for path in output_dir.iterdir() if path.name[0] != ".")
     return run
 

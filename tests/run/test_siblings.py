@@ -33,7 +33,7 @@ def start(folder, number, *arguments, **environ):
 
 def warnings(processes):
     """End the processes, and return how many of them have logged the warning."""
-    return sum("each record as the only one" in each.communicate(timeout=60)[1] for each in processes)
+    return sum("each record as the only one" in each.communicate(timeout=200)[1] for each in processes)
 
 
 class TestIsSecondOfMany:

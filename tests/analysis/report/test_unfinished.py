@@ -119,7 +119,7 @@ def test_a_job_that_is_killed_in_the_step(tmp_path, monkeypatch, capsys, markdow
     while not status.exists() or json.loads(status.read_text())["recording_step"] != 2:
         time.sleep(0.05)
     job.send_signal(signal.SIGKILL)
-    job.communicate(timeout=60)
+    job.communicate(timeout=200)
     assert main(["report", "runs/r", "--step", "2", *["--markdown"] * markdown]) == 0
     printed = capsys.readouterr().out
     assert "took" not in printed

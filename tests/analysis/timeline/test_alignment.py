@@ -189,7 +189,7 @@ def record(folder: Path, ahead_ns: int = 0, other: dict[str, str] | None = None)
         if rank == 1:
             port = int(process.stdout.readline())
     for process in processes:
-        _, errors = process.communicate(timeout=60)
+        _, errors = process.communicate(timeout=200)
         assert process.returncode == 0, errors
 
 

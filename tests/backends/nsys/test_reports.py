@@ -108,7 +108,7 @@ class Job:
 
     def record(self, **options):
         process = self.start(**options)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
         assert process.returncode == 0, out + err
         self.output = out + err
         return self.windows()
@@ -244,7 +244,7 @@ class TestWholeJob:
         inside = f"if step == 4 and role == 'actor': {before}; {ending}"
         default = "import signal; signal.signal(signal.SIGTERM, signal.SIG_DFL)  # coverage has a handler of its own\n"
         process = job.start(job=default + JOB.replace("                pass", f"                {inside}"))
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
         assert process.returncode == code % 256, out + err  # nsys returns the code of the job
         found = {(window["step"], window["role"]): window for window in job.windows()}
         last = found.pop((4, "actor"))
@@ -339,7 +339,7 @@ class TestWholeJob:
         )
         env = {**os.environ, "CONFIG": json.dumps(job.config)}
         done = subprocess.run(
-            command, env=env, cwd=job.folder, capture_output=True, text=True, timeout=60, check=False
+            command, env=env, cwd=job.folder, capture_output=True, text=True, timeout=200, check=False
         )
         assert done.returncode == 0, done.stderr
         assert job.statuses(job.windows()) == {"complete": 4}, job.windows()

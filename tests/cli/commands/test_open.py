@@ -126,7 +126,7 @@ class TestServing:
             answer = connection.getresponse().read()
             connection.close()
             process.send_signal(signal.SIGINT)
-            _, errors = process.communicate(timeout=20)
+            _, errors = process.communicate(timeout=200)
         assert answer == b"timeline"
         assert (process.returncode, errors) == (0, "")
 

@@ -42,7 +42,7 @@ def run(folder, *arguments, **variables):
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 
@@ -180,7 +180,7 @@ class TestRun:
             capture_output=True,
             text=True,
             check=True,
-            timeout=60,
+            timeout=200,
         )
         assert "stepprof-runs" in after.stdout
         assert not Path(done.stdout.strip()).exists()

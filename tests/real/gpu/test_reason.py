@@ -56,7 +56,7 @@ def test_failures_on_a_card_are_reported(rehearsed: Allocator, monkeypatch: pyte
     assert reported.keys() == {"absent"}
     assert re.match(r"\w+Error: \w", str(reported["absent"]))
     assert ask_a_card("benchmarks.gpu", "null", "1", timeout=0.01) == ([], "no end after 0.01 s")
-    rows, reason = ask_a_card("benchmarks.gpu", "no such case", timeout=60)
+    rows, reason = ask_a_card("benchmarks.gpu", "no such case", timeout=200)
     assert rows == []
     assert str(reason).startswith("its process died: IndexError")
 

@@ -26,7 +26,7 @@ def fragments(folder):
     return {path.name: json.loads(path.read_text()) for path in (folder / "manifest").glob("*.json")}
 
 
-def drive(work, *, wait=True, timeout=60):
+def drive(work, *, wait=True, timeout=200):
     """Run a driver's call on the remote loop. Return its result, or its future."""
     future = remote_loop().submit(work)
     return future.result(timeout) if wait else future
@@ -49,7 +49,7 @@ def kill(handle, timeout=30):
     raise AssertionError("the actor has not ended")
 
 
-def until(is_so, timeout=60):
+def until(is_so, timeout=200):
     """Wait until a condition is true."""
     deadline = time.monotonic() + timeout
     while not is_so():

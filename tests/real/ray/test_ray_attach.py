@@ -371,7 +371,7 @@ class TestFromAnAsyncActor:
         assert len(gaps) > 5  # it answered while its engines, half a second each, started and stopped
         ray_here.get(rollout)
         assert ray_here.get(driver.blocking.remote(4), timeout=30)
-        ray_here.get(driver.end.remote(), timeout=60)
+        ray_here.get(driver.end.remote(), timeout=200)
         ray_here.kill(driver)
         found = fragments(tmp_path / "job" / "step-000002")["rollout-engines-rank-0.json"]["engines"]
         assert [(entry["status"], entry["artifacts"][0]["events"]) for entry in found] == [

@@ -187,7 +187,7 @@ class TestRunningLoop:
         for step, method in ((2, driver.coroutine), (4, driver.method), (6, driver.decorated)):
             ray_here.get(driver.coroutine.remote(step - 1), timeout=120)
             ray_here.get(method.remote(step), timeout=120)
-        ray_here.get(driver.end.remote(), timeout=60)
+        ray_here.get(driver.end.remote(), timeout=200)
         expected = [("complete", 2)] * 2, [("complete", MATRICES)] * 2
         assert steps_of(tmp_path / "job", (2, 4, 6), 2, 2) == dict.fromkeys((2, 4, 6), expected)
 

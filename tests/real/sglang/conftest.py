@@ -17,11 +17,11 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests as slow, with a timeout of 240 s, because an engine starts slowly."""
+    """Mark the tests as slow, with a timeout of 600 s, because an engine starts slowly."""
     for item in items:
         if item.path.is_relative_to(HERE):
             item.add_marker(pytest.mark.slow)
-            item.add_marker(pytest.mark.timeout(240))
+            item.add_marker(pytest.mark.timeout(600))
 
 
 @pytest.fixture(scope="session")

@@ -204,7 +204,7 @@ class TestTriggered:
                 [*command, "--role", "rollout", "--ranks", "all", "--json"],
                 capture_output=True,
                 text=True,
-                timeout=60,
+                timeout=200,
                 check=True,
             )
             step = json.loads(asked.stdout)["request"]["step"]

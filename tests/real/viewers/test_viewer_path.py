@@ -34,7 +34,7 @@ TRACKS = {
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder: Path = tmp_path_factory.mktemp("run")
-    subprocess.run([sys.executable, "-c", JOB, str(folder)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", JOB, str(folder)], check=True, timeout=200)
     return folder / "job"
 
 

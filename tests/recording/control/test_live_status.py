@@ -94,7 +94,7 @@ class Job:
         has its result and exit status.
         """
         (self.folder / "stop").touch()
-        printed = {rank: process.communicate(timeout=30)[0] for rank, process in self.ranks.items()}
+        printed = {rank: process.communicate(timeout=200)[0] for rank, process in self.ranks.items()}
         for rank, process in self.ranks.items():
             if process.returncode != -signal.SIGKILL:
                 assert "result True" in printed[rank], printed[rank]
@@ -798,7 +798,7 @@ class TestTerminal:
         )
         time.sleep(1.5)
         job.end()
-        printed = shown.communicate(timeout=20)[0]
+        printed = shown.communicate(timeout=200)[0]
         assert printed.count("run job") > 1
         assert "1 ended" in printed.rsplit("run job", 1)[1]
 

@@ -90,7 +90,7 @@ class Job:
         status of a job without stepprof.
         """
         for rank, process in self._ranks.items():
-            self.printed[rank] = process.communicate(timeout=60)[0]
+            self.printed[rank] = process.communicate(timeout=200)[0]
             if rank in killed:
                 assert process.returncode == -signal.SIGKILL
             else:
@@ -339,7 +339,7 @@ class TestUpload:
         the end, and the file stays.
         """
         job.env |= {"FLAKY": "refuse=1000", "FLAKY_ON": "step-000004/actor"}
-        manifests = job.go(config={"upload": f"flaky://{job.folder}/up"}, timeout=60.0)
+        manifests = job.go(config={"upload": f"flaky://{job.folder}/up"}, timeout=200.0)
         assert manifests[2]["uploads"][0]["status"] == "uploaded"
         (entry,) = manifests[4]["uploads"]
         assert entry["status"] == "failed"
@@ -490,7 +490,7 @@ class TestS3:
         copy = job.folder / "copy"
         script = "import fsspec, sys; fsspec.filesystem('s3').get('bucket/profiles/job', sys.argv[1], recursive=True)"
         subprocess.run(
-            [sys.executable, "-c", script, str(copy)], env={**os.environ, **job.env}, check=True, timeout=60
+            [sys.executable, "-c", script, str(copy)], env={**os.environ, **job.env}, check=True, timeout=200
         )
         result = verify_run(copy)
         assert (result.problems, result.artifacts) == ([], 2)
