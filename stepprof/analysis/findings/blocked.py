@@ -13,6 +13,7 @@ from functools import partial
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, LOADER, SHORTEST_NS, WORKER, Stack, Task
+from stepprof.analysis.findings.together import Cause, claim_together, parts_of_others
 from stepprof.analysis.findings.wording import DATA_IS_THERE, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import quoted
@@ -239,6 +240,22 @@ def is_lock(stack: Stack) -> bool:
 def compiling(ledger: Ledger) -> None:
     """Claim the time in torch's compiler. Its garbage collections and its waits are part of it."""
     _claim(ledger, COMPILING)
+    compiled: dict[str, Intervals] = {
+        label: Intervals.all_of(Intervals.unpack(each.compiling) for each in timeline.process.host_calls())
+        for label, timeline in ledger.facts.timelines.items()
+    }
+    claim_together(
+        ledger,
+        parts_of_others(ledger, "work", "outside"),
+        lambda part: part.when & compiled[part.process],
+        Cause(
+            COMPILING.topic,
+            "{processes} ran torch's compiler for {seconds} in {places}",
+            "its phases are in the trace (dynamo_timed)",
+            COMPILING.advice,
+            COMPILING.assumption,
+        ),
+    )
 
 
 def blocked(ledger: Ledger) -> None:

@@ -9,7 +9,7 @@ from stepprof.analysis.findings.coroutines import (
     last_coroutines,
     serial_coroutines,
 )
-from stepprof.analysis.findings.device_time import exposed_communication, host_bound
+from stepprof.analysis.findings.device_time import copies, exposed_communication, host_bound
 from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.half_batch import half_batch
 from stepprof.analysis.findings.ledger import Ledger
@@ -54,6 +54,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     straggler(ledger, shared=False)
     rare_work(ledger)
     exposed_communication(ledger)
+    copies(ledger)
     host_bound(ledger)
     return sorted(ledger.found, key=worth, reverse=True)
 

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+
 from stepprof.analysis.findings.facts import Part
-from stepprof.analysis.findings.host_waits import longest_call
+from stepprof.analysis.findings.host_waits import RuntimeCall, longest_call
 from stepprof.analysis.findings.ledger import Ledger
+from stepprof.analysis.findings.together import Cause, When, claim_together, parts_of_others
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process
+from stepprof.analysis.report.wording import quoted, seconds_text
+
+_DEVICES = "the device of {processes} had no work for {seconds} in {places}"
+_LATER = "they began that much later; the trace does not show what they waited for"
+_LOOK = (
+    "look at what their streams waited for: an event of another stream, a copy, another process on the device"
+)
+_NO_GAPS = "kernels follow each other without gaps"
 
 
 def host_bound(ledger: Ledger) -> None:
@@ -17,6 +29,7 @@ def host_bound(ledger: Ledger) -> None:
         process = ledger.facts.timelines[part.process].process
         return (part.when & _idle(process)) - _pending(process)
 
+    _of_others(ledger, without_kernels)
     for part in ledger.parts("work"):
         process = ledger.facts.timelines[part.process].process
         text = f"the device of {part.process} had no work for {{seconds}} in {inside(part)}"
@@ -25,8 +38,8 @@ def host_bound(ledger: Ledger) -> None:
             part.when & _idle(process) & _pending(process),
             "pending",
             f"{text}, although kernels were launched",
-            why="they began that much later; the trace does not show what they waited for",
-            advice="look at what their streams waited for: an event of another stream, a copy, another process on the device",
+            why=_LATER,
+            advice=_LOOK,
             assumption=None,
         )
         idle = without_kernels(part)
@@ -37,26 +50,90 @@ def host_bound(ledger: Ledger) -> None:
             idle,
             "host",
             text,
-            why="; ".join(filter(None, (call.sentence() if call else None, shown))) or _unlaunched(process),
-            advice=call.advice() if call else _less_work(process),
+            why="; ".join(filter(None, (call.sentence() if call else None, shown))) or _unlaunched([process]),
+            advice=call.advice() if call else _less_work([process]),
             without=without_kernels,
-            assumption="kernels follow each other without gaps",
+            assumption=_NO_GAPS,
         )
+
+
+def _of_others(ledger: Ledger, idle: When) -> None:
+    """Claim such time of traces of others: one finding for each call of a host, one for all other idle time."""
+    facts = ledger.facts
+    parts = parts_of_others(ledger, "work", "outside")
+
+    def pending(part: Part) -> Intervals:
+        process = facts.timelines[part.process].process
+        return part.when & _idle(process) & _pending(process)
+
+    claim_together(
+        ledger,
+        parts,
+        pending,
+        Cause("pending", f"{_DEVICES}, although kernels were launched", _LATER, _LOOK, None),
+    )
+    by_call: dict[str, list[Part]] = defaultdict(list)
+    times: Counter[str] = Counter()
+    for part in parts:
+        call = longest_call(facts.timelines[part.process].process.host_calls(), idle(part))
+        by_call["" if call is None else call.name].append(part)
+        times["" if call is None else call.name] += 0 if call is None else call.nanoseconds
+    for name, those in by_call.items():
+        processes = {part.process: facts.timelines[part.process].process for part in those}
+        hosts = [*processes.values()]
+        call = RuntimeCall(name, times[name]) if name else None
+        why = call.sentence(len(hosts)) if call else _unlaunched(hosts)
+        advice = call.advice() if call else _less_work(hosts)
+        claim_together(ledger, those, idle, Cause("host", _DEVICES, why, advice, _NO_GAPS), without=idle)
+
+
+def copies(ledger: Ledger) -> None:
+    """Claim the time in which the device of a trace of others did nothing but copy data."""
+    facts = ledger.facts
+    parts = parts_of_others(ledger, "work", "outside")
+    copying = {
+        part.process: Intervals.all_of(
+            Intervals.unpack(each.copying) for each in facts.timelines[part.process].process.host_calls()
+        )
+        for part in parts
+    }
+    kinds: Counter[str] = Counter()
+    for label in copying:
+        for host in facts.timelines[label].process.host_calls():
+            for copy in host.copies:
+                kinds[copy.name] += Intervals.unpack(copy.when).total
+    if not kinds:
+        return
+    name, longest = kinds.most_common(1)[0]
+    why = f"{quoted(name)} took longest of its copies: {seconds_text(longest / 1e9)} in all"
+    claim_together(
+        ledger,
+        parts,
+        lambda part: part.when & copying[part.process],
+        Cause(
+            "memcpy",
+            "the device of {processes} only copied data for {seconds} in {places}",
+            why,
+            "copy from pinned memory with non_blocking=True on a stream of its own, so that kernels run meanwhile; or copy less",
+            "kernels run while it copies",
+        ),
+    )
 
 
 def _pending(process: Process) -> Intervals:
     return Intervals.all_of(Intervals.unpack(each.pending) for each in process.host_calls())
 
 
-def _unlaunched(process: Process) -> str:
+def _unlaunched(processes: Sequence[Process]) -> str:
     """Return what the absence of kernels shows."""
-    if any(each.connected for each in process.host_calls()):
-        return "its host had launched nothing that could run"
+    if all(any(each.connected for each in process.host_calls()) for process in processes):
+        return f"{'its host' if len(processes) == 1 else 'their hosts'} had launched nothing that could run"
     return "no kernel ran; the trace does not connect kernels with their launches"
 
 
-def _less_work(process: Process) -> str:
-    graphs = "" if any(each.graphs for each in process.host_calls()) else "CUDA graphs, "
+def _less_work(processes: Sequence[Process]) -> str:
+    uses = any(each.graphs for process in processes for each in process.host_calls())
+    graphs = "" if uses else "CUDA graphs, "
     return f"launch less and larger work: {graphs}torch.compile, fewer synchronisations (.item(), .cpu())"
 
 

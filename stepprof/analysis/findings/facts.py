@@ -85,6 +85,8 @@ class Part:
     when: Intervals
     claimed: Intervals = EMPTY
     """The rest of its time: other findings have it."""
+    of_others: bool = False
+    """Whether stepprof did not record the process: what divides its time are annotations."""
 
     @property
     def whole(self) -> Intervals:

@@ -27,9 +27,9 @@ class RuntimeCall:
     name: str
     nanoseconds: int
 
-    def sentence(self) -> str:
-        """Say how long the host was in it."""
-        return f"its host was in {quoted(self.name)} for {seconds_text(self.nanoseconds / 1e9)} of it"
+    def sentence(self, hosts: int = 1) -> str:
+        """Say how long the host was in it, or several hosts."""
+        return f"{'its host was' if hosts == 1 else 'their hosts were'} in {quoted(self.name)} for {seconds_text(self.nanoseconds / 1e9)} of it"
 
     def advice(self) -> str:
         """Return what to try."""

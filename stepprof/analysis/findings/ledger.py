@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -125,7 +126,10 @@ class Ledger:
             if place is not None:
                 whole = (place[0], part.role, place[1])
                 found[whole] = found.get(whole, EMPTY) | part.when
-        parts = (Part(*each, when & self.free, when - self.free) for each, when in found.items())
+        parts = (
+            Part(*each, when & self.free, when - self.free, self._is_of_others(each[0]))
+            for each, when in found.items()
+        )
         return sorted(parts, key=lambda part: -part.when.total)
 
     def parts(self, *kinds: str) -> Iterator[Part]:
@@ -133,7 +137,12 @@ class Ledger:
         for part in self._parts(kinds):
             free = part.when & self.free
             if free.total >= self.least * 1e9:
-                yield Part(part.process, part.role, part.region, free, part.when - free)
+                yield replace(part, when=free, claimed=part.when - free)
+
+    def _is_of_others(self, process: str) -> bool:
+        """Return whether stepprof did not record a process; False also for the parts of several."""
+        timeline = self.facts.timelines.get(process)
+        return timeline is not None and timeline.process.origin.kind == "trace"
 
     def _parts(self, kinds: tuple[str, ...]) -> list[Part]:
         """Return the parts of the path of some kinds, the longest first."""
@@ -142,7 +151,10 @@ class Ledger:
             for each in self.facts.path:
                 if each.kind in kinds:
                     found[each.process, each.role, each.region].append((each.start, each.end))
-            parts = [Part(*key, Intervals.of(of)) for key, of in found.items()]
+            parts = [
+                Part(*key, Intervals.of(of), of_others=self._is_of_others(key[0]))
+                for key, of in found.items()
+            ]
             self._whole[kinds] = sorted(parts, key=lambda part: -part.when.total)
         return self._whole[kinds]
 

@@ -17,6 +17,8 @@ SHARE_CPUS = (
     "or pin the processes"
 )
 
+NO_ANNOTATION = "no annotation"
+"""The place of time outside of the annotations of a trace that stepprof did not record."""
 NEXT_BATCH = "enumerate(DataLoader)#"
 """How torch's profiler names the time in which a loop takes the next batch of a `DataLoader`."""
 DATA_IS_THERE = "the data is there when it is needed"
@@ -31,7 +33,7 @@ def inside(part: Part) -> str:
     """
     around = [*(quoted(name) for name in part.region[-2:-1])]
     around += [f"role {part.role}"] if part.role and part.role != part.name else []
-    place = quoted(part.name) if part.name else "the window"
+    place = quoted(part.name) if part.name else NO_ANNOTATION if part.of_others else "the window"
     if part.name is None and part.role:
         return f"the window of {part.role}"
     return f"{place} (in {', '.join(around)})" if around else place

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepprof.analysis.findings.neighbours import Neighbours
+from stepprof.analysis.findings.together import names
 from stepprof.analysis.recording_cost import RecordingCost, recording_cost
 from stepprof.analysis.report.allocators import read_counts
 from stepprof.analysis.report.captures import last_captures
@@ -129,8 +130,13 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
     kept, captures = last_captures(digests)
     digests = [each for each, stays in zip(digests, kept, strict=True) if stays]
     digests, placed, problems = place(digests, found.manifests, found.placed)
+    apart = [each for each in digests if _is_of_unknown_clock(each)]
+    if len(apart) > 1:
+        problems = [*problems, _never_compared([each.origin.label for each in apart])]
     digests = [
         msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
+        if len(apart) < 2 or not _is_of_unknown_clock(each)
+        else each
         for each in digests
     ]
     step, runs = found.step, found.runs
@@ -164,6 +170,18 @@ def _name_of(found: Found) -> str:
     if found.stem is not None:
         return found.inputs[0].origin.path
     return "" if found.folder is None else resolved(found.folder).name
+
+
+def _is_of_unknown_clock(made: Digest) -> bool:
+    """Return whether a trace that stepprof did not record states no host, and its clock was never compared."""
+    return made.origin.kind == "trace" and made.origin.host is None and made.alignment.island != ""
+
+
+def _never_compared(labels: Sequence[str]) -> str:
+    return (
+        f"the clocks of {names(labels)} were never compared, and their hosts are unknown: each is placed by its own wall clock, "
+        "with an unknown error; --one-clock says that they are of one machine"
+    )
 
 
 def placed(

@@ -14,6 +14,7 @@ from stepprof.analysis.findings.catalogue import findings_of, worth
 from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.neighbours import Neighbours, no_rollout
 from stepprof.analysis.findings.signs import Signs
+from stepprof.analysis.findings.together import folded
 from stepprof.analysis.report.allocators import Counts, allocators_of
 from stepprof.analysis.report.critical_path import Segment, critical_path
 from stepprof.analysis.report.digest import Digest
@@ -127,6 +128,8 @@ def combine(
         for name, rows in of.items():
             tables[name] += rows
     tree = region_rows(everyone, islands[0].seconds if islands else 0.0)
+    if len(parts) > 1 and all(process.origin.kind == "trace" for process in everyone):
+        tables["findings"] = folded(tables["findings"])
     if lost:  # of a step whose length is not known there are no parts, no shares and no gains
         tables.update(path=[], parts=[], slack=[], findings=map(_without_gain, tables["findings"]))
         tree, tables["roles"], tables["regions"] = (
@@ -233,7 +236,7 @@ def _part(
         recomputing_of(processes, engines),
         neighbours,
     )
-    hosts = dict.fromkeys(process.host or "an unknown host" for process in processes)
+    hosts = dict.fromkeys(process.host or _unknown_host(process) for process in processes)
     ranks = [each for each in processes if each.kind == "rank"]
     ended = not ranks or not all(each.open_ended() for each in ranks)
     island = Island(list(hosts), start, (end - start) / 1e9, processes[0].island, ended)
@@ -264,6 +267,11 @@ def _part(
         "waits": changes_of(known, graph),
         "findings": [_without_gain(each) if several else each for each in findings_of(facts)],
     }
+
+
+def _unknown_host(process: Process) -> str:
+    """Return the name of a clock of an unknown host: that of its process, if stepprof did not record it."""
+    return process.label if process.origin.kind == "trace" else "an unknown host"
 
 
 def _recorded(process: Process, shortfalls: Sequence[Shortfall]) -> RecordedProcess:

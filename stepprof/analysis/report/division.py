@@ -72,11 +72,15 @@ def divide(
     elif not chosen and len(whole := Intervals.all_of(all_roles.values())):
         chosen = {(None, None): whole}
     names = _names(chosen)
+    of_others = all(process.origin.kind == "trace" for process in processes)
     numbers: dict[tuple[_Key | None, str], int] = {(key, names[key]): at for at, key in enumerate(chosen)}
     spent: dict[int, int] = defaultdict(int)
     of_path = []
     for segment in path:
-        number = numbers.setdefault(_part_of(segment, names, by_region), len(numbers))
+        part = _part_of(segment, names, by_region)
+        if of_others and part[1] in (NO_WORK["outside"], "no region"):
+            part = None, "in no annotation"
+        number = numbers.setdefault(part, len(numbers))
         spent[number] += segment.end - segment.start
         of_path.append(number)
     parts = [

@@ -12,10 +12,14 @@ from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.tracks import RUNTIME
 
+_COMPILES = "(dynamo_timed)"
+"""Part of the names that torch's compiler gives to its phases."""
 _LAUNCH = re.compile(r".*Launch.*")
 _GRAPH = re.compile(r"(?:cuda|hip)(?:Graph|StreamBeginCapture)\w*")
 MOST_CALLS = 12
+MOST_COPIES = 4
 _STRETCHES = 512
+MOST_STRETCHES = 4096
 LATENCY_NS = 100_000
 """A kernel that begins within this time after its launch waited for nothing: a launch takes some 10 us."""
 
@@ -38,15 +42,24 @@ class HostCalls(msgspec.Struct, frozen=True):
     """While a kernel was launched and had not begun, for longer than `LATENCY_NS`; packed intervals."""
     connected: bool = False
     """Whether the trace connects kernels with their launches."""
+    copies: list[HostCall] = []
+    """Copies and fills of the device while nothing else ran on it, by their names."""
+    copying: Moments = b""
+    """The time of all of them; packed intervals."""
+    compiling: Moments = b""
+    """While torch's compiler ran; packed intervals."""
     graphs: bool = False
     """Whether it captured or launched graphs of kernels."""
 
 
 def host_calls(source: Source, chosen: Chosen) -> HostCalls:
-    """Return the calls and launches of a source that has a device; none of any other."""
-    if not len(chosen.device):
-        return HostCalls()
+    """Return the calls and launches of a source that has a device; of any other one only when torch's compiler ran."""
     slices, flows = source.slices, source.flows
+    compiler = np.flatnonzero(np.array([_COMPILES in each for each in source.names], bool)[slices.name])
+    compiling = chosen.when(compiler).coarse(_STRETCHES)[0].pack() if len(compiler) else b""
+    if not len(chosen.device):
+        return HostCalls(compiling=compiling)
+    copies, copying = _copies(source, chosen)
     runtime = np.array([each in RUNTIME for each in source.categories], bool)
     which = np.flatnonzero(runtime[slices.category])
     totals = np.bincount(slices.name[which], slices.duration[which], len(source.names))
@@ -67,5 +80,34 @@ def host_calls(source: Source, chosen: Chosen) -> HostCalls:
         calls,
         pending.coarse(_STRETCHES)[0].pack(),
         connected=len(launches) > 0,
+        copies=copies,
+        copying=copying,
+        compiling=compiling,
         graphs=any(_GRAPH.fullmatch(source.names[at]) for at in longest),
     )
+
+
+def _copies(source: Source, chosen: Chosen) -> tuple[list[HostCall], Moments]:
+    """Return the copies of the device, without the time in which it computed or communicated."""
+    slices = source.slices
+    others = np.setdiff1d(chosen.device, np.concatenate((chosen.computation, chosen.communication)))
+    if not len(others):
+        return [], b""
+    working = chosen.when(chosen.computation) | chosen.when(chosen.communication)
+    totals = np.bincount(slices.name[others], slices.duration[others], len(source.names))
+    found = []
+    for name in np.argsort(-totals, kind="stable")[:MOST_COPIES].tolist():
+        mine = others[slices.name[others] == name]
+        if len(mine):
+            found.append(
+                HostCall(source.names[name], len(mine), _longest(chosen.when(mine) - working).pack())
+            )
+    return found, _longest(chosen.when(others) - working).pack()
+
+
+def _longest(when: Intervals) -> Intervals:
+    """Return the longest intervals: closing the gaps between copies would count kernels as copies."""
+    if len(when) <= MOST_STRETCHES:
+        return when
+    kept = np.sort(np.argpartition(when.start - when.end, MOST_STRETCHES)[:MOST_STRETCHES])
+    return Intervals(when.start[kept], when.end[kept])

@@ -602,7 +602,7 @@ class Part(msgspec.Struct, frozen=True):
     """
 
     name: str
-    """The role or the region. Of the rest: ``no role``, ``no region``, ``no role or region``, ``other regions``, ``in no window``, or ``held up by the profiler``."""
+    """The role or the region. Of the rest: ``no role``, ``no region``, ``no role or region``, ``other regions``, ``in no window``, ``in no annotation`` (of a trace that stepprof did not record), or ``held up by the profiler``."""
     role: str | None
     """The role; None: a region outside of roles, or the rest."""
     region: str | None

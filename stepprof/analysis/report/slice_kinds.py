@@ -6,6 +6,7 @@ which there are few, and applies that to the slices.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -26,6 +27,8 @@ _OP, _REGION, _WINDOW, _NOTE, _COPY = (1 << number for number in range(5))
 _HOST, _THREAD, _STREAM, _SAMPLE, _ITERATION = (1 << number for number in range(5, 10))
 _HOST_CALL, _DEVICE_CALL, _DISPATCH, _STEP, _BY_HOST = (1 << number for number in range(10, 15))
 
+_COMPILER_DATA = re.compile(r"_data: .*\bcompile_id=")
+"""Annotations of torch's compiler in which it does not run: they hold its arguments."""
 _STEPS = ("ProfilerStep#", "PyTorch Profiler")
 _KINDS: Mapping[TrackKind, int] = {
     "thread": _THREAD,
@@ -51,7 +54,9 @@ _BY_NAME: Tests = {
     _DEVICE_CALL: is_device_communication,
     # the call that starts a collective is neither communication nor computation
     _DISPATCH: lambda name: name.startswith(("c10d::", "record_param_comms")),
-    _STEP: lambda name: name.startswith(_STEPS) or forward_step(name) is not None,
+    _STEP: lambda name: (
+        name.startswith(_STEPS) or forward_step(name) is not None or _COMPILER_DATA.search(name) is not None
+    ),
     # a library that moves the data itself; what NCCL and HCCL write on threads is only the start of a kernel
     _BY_HOST: lambda name: name.lower().startswith(("gloo:", "mpi:", "ucc:", "oneccl:")),
 }

@@ -437,6 +437,86 @@ class TestIdle:
         assert sentences(report, "data") == [f"a.pt.trace.json spent 400 ms on data in `{name}`"]
 
 
+class TestCauses:
+    """One sentence for each cause, whatever the number of its regions and ranks."""
+
+    @staticmethod
+    def regions(*kernels: tuple[float, float]) -> list[Event]:
+        """Return three regions of 30 ms and 10 ms outside of them, with kernels at some times [ms]."""
+        events = [slice_("PyTorch Profiler (0)", "Trace", 0, LENGTH, "Spans", "PyTorch Profiler")]
+        events += [
+            slice_(name, "user_annotation", 30_000.0 * at, 30_000)
+            for at, name in enumerate(("forward", "backward", "optimizer"))
+        ]
+        return events + [slice_("gemm", "kernel", at * 1e3, dur * 1e3, 0, 7) for at, dur in kernels]
+
+    def test_idle_time_of_several_regions_is_one_finding(self, reported: Reported) -> None:
+        """The places have their seconds. Outside of annotations is a place too, with the name that the first sentence uses."""
+        report = reported(self.regions((0, 20), (30, 25), (70, 20), (95, 5)))
+        assert sentences(report, "step") == [
+            "the step took 100 ms: `forward` 30%, `backward` 30%, `optimizer` 30%, in no annotation 10%"
+        ]
+        assert sentences(report, "host") == [
+            "the device of a.pt.trace.json had no work for 30 ms in `forward` (10 ms), `optimizer` (10 ms), `backward` (5 ms) and 1 more"
+        ]
+        (found,) = (each for each in report["findings"] if each["topic"] == "host")
+        assert found["seconds"] == pytest.approx(0.030)
+
+    def test_time_of_copies_is_no_idle_time(self, reported: Reported) -> None:
+        """While a copy runs alone, the device computes nothing; next to a kernel it costs nothing."""
+        name = "Memcpy HtoD (Pageable -> Device)"
+        copies = [slice_(name, "gpu_memcpy", at * 1e3, 20_000, 0, 8) for at in (10, 60)]
+        report = reported([*self.regions((0, 20), (30, 70)), *copies])
+        assert sentences(report, "memcpy") == [
+            "the device of a.pt.trace.json only copied data for 10 ms in `forward`"
+        ]
+        (found,) = (each for each in report["findings"] if each["topic"] == "memcpy")
+        assert found["why"] == f"`{name}` took longest of its copies: 10 ms in all"
+
+    @pytest.mark.parametrize("device", [True, False])
+    def test_torchs_compiler_is_named(self, reported: Reported, device: bool) -> None:
+        """Its phases are operators in the trace, and its annotations of arguments are no regions."""
+        events = [
+            slice_("_compile.compile_inner (dynamo_timed)", "cpu_op", 1_000, 28_000),
+            slice_("compile_file (dynamo_timed)", "cpu_op", 2_000, 20_000),
+            slice_("backward._backward_impl (dynamo_timed)", "cpu_op", 30_000, 12_000),
+            slice_("GraphLowering.run_data: compile_id=0/0", "user_annotation", 3_000, 10_000),
+        ]
+        report = reported([*self.regions(*[(50, 50)] * device), *events])
+        assert sentences(report, "compile") == [
+            "a.pt.trace.json ran torch's compiler for 40 ms in `forward` (28 ms) and `backward` (12 ms)"
+        ]
+        assert not [each for each in report["regions"] if "compile_id" in each["region"]]
+
+    @pytest.mark.parametrize("offset", [0.0, 7_000.0])
+    def test_64_ranks_fill_one_screen(self, tmp_path: Path, offset: float) -> None:
+        """On one clock and on 64 of them; the note about clocks is one too."""
+        for rank in range(64):
+            events = [
+                {**each, "ts": each["ts"] + offset * rank}
+                for each in self.regions((0, 20), (30, 25), (70, 30))
+            ]
+            info = {"rank": rank, "world_size": 64}
+            top = {
+                "schemaVersion": 1,
+                "baseTimeNanoseconds": BASE,
+                "distributedInfo": info,
+                "traceEvents": events,
+            }
+            (tmp_path / f"{rank}.json").write_text(json.dumps(top))
+        out = tmp_path / "out" / "report.json"
+        out.parent.mkdir()
+        options = ["--workers", "1", *([] if offset else ["--one-clock"])]
+        assert main(["report", str(tmp_path), "--json", str(out), *options]) == 0
+        report = json.loads(out.read_text())
+        assert len(report["findings"]) + len(report["problems"]) <= 6
+        (text,) = sentences(report, "host")
+        apart = "; similar in 63 other processes, 25 ms" if offset else ""
+        assert text.endswith(
+            f"had no work for 25 ms in `forward` (10 ms), `optimizer` (10 ms) and `backward` (5 ms){apart}"
+        )
+
+
 class TestFiles:
     """Several traces."""
 
@@ -528,7 +608,10 @@ class TestFiles:
         out.parent.mkdir()
         assert main(["report", str(tmp_path), "--json", str(out)]) == 0
         report = json.loads(out.read_text())
-        assert [len(each["hosts"]) for each in report["islands"]] == [1, 1]
+        assert sorted(each["hosts"] for each in report["islands"]) == [
+            ["rank 0", "rank 2"],
+            ["rank 1", "rank 3"],
+        ]
         assert all(each["basis"] != "collectives" for each in report["skew"])
         assert "could not be matched across ranks" in sentences(report, "collectives")[0]
 

@@ -46,7 +46,7 @@ function partColour(role, region) {
   return part ? part.colour : roleColour(role);
 }
 
-const REST_COLOURS = { "held up by the profiler": "--flush", "in no window": "--missing" };
+const REST_COLOURS = { "held up by the profiler": "--flush", "in no window": "--missing", "in no annotation": "--missing" };
 
 // What divides the step, from the report: its roles, with the outermost regions of the time in no role; or those regions alone; then the rest. Each gets a colour and its intervals; bars of no part come last.
 function divide(report, gantt) {
