@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from stepprof.analysis.report.critical_path import Segment
 from stepprof.analysis.report.digest import Window
 from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.other_tools import UNNAMED
 from stepprof.analysis.report.processes import Process, union
 from stepprof.analysis.report.schema import Part
 from stepprof.analysis.report.timelines import Stretch
@@ -79,7 +80,7 @@ def divide(
     for segment in path:
         part = _part_of(segment, names, by_region)
         if of_others and part[1] in (NO_WORK["outside"], "no region"):
-            part = None, "in no annotation"
+            part = None, UNNAMED
         number = numbers.setdefault(part, len(numbers))
         spent[number] += segment.end - segment.start
         of_path.append(number)

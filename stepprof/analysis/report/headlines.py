@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from stepprof.analysis.report.division import WORTH_SAYING, stated
+from stepprof.analysis.report.other_tools import in_words_of_torch, is_of_others, length_of_others
 from stepprof.analysis.report.schema import (
     Allocator,
     EngineWork,
@@ -69,6 +70,8 @@ def sentences(
         *_allocators(report.allocators),
     ]
     consequences.sort(key=lambda finding: -(finding.seconds or 0.0))
+    if is_of_others(report):
+        causes, consequences = in_words_of_torch(causes), in_words_of_torch(consequences)
     return [
         *_where(report),
         *_clocks(report.islands),
@@ -117,16 +120,19 @@ def _where(report: Report) -> list[Finding]:
         if len(known) == 1:  # on another clock, only processes that were lost
             text = f"the step took {shown[0]}; by other clocks its end is not known"
         return [Finding(text, "step", report.seconds)]
-    if not report.path:
-        return []
-    took = f"the step took {three_digits(report.seconds)}"
-    if all(part.role is None and part.region is None for part in report.parts):
-        advice = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'
-        return [Finding(f"{took}, and no role or region divides it", "step", report.seconds, advice=advice)]
     shown = [
         f"{part.name if part.region is None else quoted(part.name)} {percent(part.share or 0.0)}"
         for part in stated(report.parts, MOST_STATED)
     ]
+    is_divided = any(part.role is not None or part.region is not None for part in report.parts)
+    if is_of_others(report):
+        return [length_of_others(report, shown if is_divided else ())]
+    if not report.path:
+        return []
+    took = f"the step took {three_digits(report.seconds)}"
+    if not is_divided:
+        advice = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'
+        return [Finding(f"{took}, and no role or region divides it", "step", report.seconds, advice=advice)]
     return [Finding(": ".join([took, *([", ".join(shown)] if shown else [])]), "step", report.seconds)]
 
 

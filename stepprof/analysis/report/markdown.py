@@ -12,7 +12,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from stepprof.analysis.report.division import WORTH_SAYING
 from stepprof.analysis.report.region_rows import costliest, row_text
 from stepprof.analysis.report.schema import Comparison, Finding, Part, Problem, RegionRow, Report, TimeOf
-from stepprof.analysis.report.text_rows import length_text, sample_rows, slack_rows, stage_rows, token_rows
+from stepprof.analysis.report.text_rows import (
+    length_text,
+    reasons,
+    sample_rows,
+    slack_rows,
+    stage_rows,
+    token_rows,
+)
 from stepprof.analysis.report.wording import seconds, share
 from stepprof.formatting import printable
 
@@ -70,9 +77,8 @@ def _findings(findings: Sequence[Finding]) -> Iterator[str]:
     for finding in findings:
         cost = "" if finding.seconds is None else f"**{seconds(finding.seconds)}** "
         yield f"- {cost}{_sentence(finding.text)}"
-        for text in (finding.why, finding.advice):
-            if text:
-                yield f"  - {_sentence(text)}"
+        for text in reasons(finding):
+            yield f"  - {_sentence(text)}"
 
 
 def _tree(tree: Sequence[RegionRow], top: int) -> Iterator[str]:

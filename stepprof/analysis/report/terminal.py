@@ -4,7 +4,7 @@ has all rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console, RenderableType
 from rich.segment import Segment
@@ -12,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from stepprof.analysis.report.headlines import shown_first
+from stepprof.analysis.report.other_tools import is_of_others
 from stepprof.analysis.report.schema import Comparison, Finding, Problem, Report
 from stepprof.analysis.report.terminal_tables import (
     MOST_PROCESSES,
@@ -31,9 +32,17 @@ from stepprof.analysis.report.terminal_tables import (
     tree_table,
     unmatched_table,
 )
-from stepprof.analysis.report.text_rows import length_text, sample_rows, slack_rows, stage_rows, token_rows
-from stepprof.analysis.report.wording import seconds, seconds_text
-from stepprof.formatting import printable
+from stepprof.analysis.report.text_rows import (
+    first_screen,
+    length_text,
+    reasons,
+    sample_rows,
+    slack_rows,
+    stage_rows,
+    token_rows,
+)
+from stepprof.analysis.report.wording import seconds
+from stepprof.formatting import counted, printable
 
 _INDENT = 2
 _MOST_PROBLEMS = 10
@@ -69,7 +78,7 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     plain = not console.encoding.lower().startswith("utf")
     room = console.width - _INDENT
     version = "" if report.version is None else f"  version {report.version}"
-    foreign = report.step is None or {source.kind for source in report.sources} == {"trace"}
+    foreign = report.step is None or is_of_others(report)
     one_file = [source.path for source in report.sources] == [report.run_id]
     which = "run" if not foreign else "trace" if one_file else "traces of"
     of = f" ({report.occurrence} of {report.occurrences})" if report.occurrences > 1 else ""
@@ -103,11 +112,13 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     _section(console, "work and waiting", idle_table(report.idle, room))
     if report.overlap:
         _section(console, "communication and compute, mean of the processes", overlap_table(report, room))
+    named = "annotation" if foreign else "region"
     tree = tree_table(report, plain, room, top=max(20, 2 * top))
     if tree is not None:
-        _section(console, "regions and what they called, median of the processes", tree)
+        median = ", median of the processes" if len(report.processes) > 1 else ""
+        _section(console, f"{named}s and what they called{median}", tree)
     else:
-        _section(console, "regions", regions_table(report.regions[:top], room))
+        _section(console, f"{named}s", regions_table(report.regions[:top], room))
     for name, ops in (("operators", report.ops), ("kernels", report.kernels)):
         _section(console, f"{name} by self time, all processes", ops_table(ops[:top], room))
     _section(console, "memory and recording overhead", cost_lines(report))
@@ -140,29 +151,27 @@ def print_comparison(comparison: Comparison, console: Console, *, top: int = 12)
         console.print(Text(printable(comparison.gate.text), style=style), soft_wrap=True)
 
 
-def _reasons(finding: Finding) -> Iterator[str]:
-    """Yield the evidence of a finding, the advice, and the gain."""
-    if finding.why:
-        yield f"why: {finding.why}"
-    if finding.advice:
-        yield f"try: {finding.advice}"
-    if finding.saves is not None:
-        gain = seconds_text(finding.saves) if finding.saves > 0 else "none"
-        yield f"gain: {gain}, if {finding.assumption}"
-
-
 def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
+    """Print the first screen, and below it the other findings, as the first part of what is behind it."""
+    first, others = first_screen(shown_first(findings))
+    _print_all(console, first)
+    if others:
+        console.print()
+        console.print(Text(f"and {counted(len(others), 'smaller finding')}", style="bold"))
+        _print_all(console, others)
+
+
+def _print_all(console: Console, findings: Sequence[Finding]) -> None:
     if not findings:
         return
     table = Table.grid(padding=(0, 2))
     table.add_column(justify="right", no_wrap=True)
     table.add_column(overflow="fold")
-    for finding in shown_first(findings):
-        cost = "" if finding.seconds is None else seconds(finding.seconds)
-        table.add_row(
-            Text(cost, style=f"bold {_TOPICS.get(finding.topic, 'blue')}"), Text(printable(finding.text))
-        )
-        for line in _reasons(finding):
+    for finding in findings:
+        cost = "-" if finding.seconds is None else seconds(finding.seconds)
+        style = "dim" if finding.seconds is None else f"bold {_TOPICS.get(finding.topic, 'blue')}"
+        table.add_row(Text(cost, style=style), Text(printable(finding.text)))
+        for line in reasons(finding):
             table.add_row("", Text(printable(line), style="dim"))
     console.print()
     _indented(console, table)

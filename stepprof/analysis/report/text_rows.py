@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from stepprof.analysis.report.engine_work import STAGES
-from stepprof.analysis.report.schema import EngineWork, Report, Rollout, Stage
-from stepprof.analysis.report.wording import seconds
+from stepprof.analysis.report.schema import EngineWork, Finding, Report, Rollout, Stage
+from stepprof.analysis.report.wording import seconds, seconds_text
 from stepprof.formatting import number
 
+FIRST = 3
+"""Causes on the first screen."""
 SPARE = 0.01
 """Share of the step below which slack is not shown."""
 Rows = tuple[list[str], list[list[str]]]
@@ -19,6 +21,26 @@ def length_text(report: Report) -> str:
     if report.ended:
         return seconds(report.seconds)
     return f"at least {seconds(report.seconds)}" if report.seconds else "not known how long"
+
+
+def first_screen(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
+    """Return the findings for the first screen, and the others: the largest causes, with the length and what is missing."""
+    causes = [at for at, each in enumerate(findings) if each.seconds is not None and each.topic != "step"]
+    if len(causes) <= FIRST:
+        return [*findings], []
+    end = causes[FIRST]
+    return [*findings[:end]], [*findings[end:]]
+
+
+def reasons(finding: Finding) -> Iterator[str]:
+    """Yield the evidence of a finding, the advice, and the gain."""
+    if finding.why:
+        yield f"why: {finding.why}"
+    if finding.advice:
+        yield f"try: {finding.advice}"
+    if finding.saves is not None:
+        gain = seconds_text(finding.saves) if finding.saves > 0 else "none"
+        yield f"gain: {gain}, if {finding.assumption}"
 
 
 def token_rows(engines: Sequence[EngineWork]) -> Rows:

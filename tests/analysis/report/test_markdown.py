@@ -42,7 +42,7 @@ def test_a_report(report):
     first = Finding("rank 1 is slow", "straggler", 1.8, why="7,000 tokens, 5,000 elsewhere", advice="balance")
     shown = texts(render(replace(report, findings=[first, *report.findings])))
     assert shown[0] == f"grpo-7b-math, step 12: {report.seconds:.1f} s"
-    assert shown[1:4] == ["1.80 s rank 1 is slow", "7,000 tokens, 5,000 elsewhere", "balance"]
+    assert shown[1:4] == ["1.80 s rank 1 is slow", "why: 7,000 tokens, 5,000 elsewhere", "try: balance"]
     sentences = [finding.text.replace("`", "") for finding in report.findings]
     assert all(any(sentence in line for line in shown) for sentence in sentences)
     at = shown.index("part of the step")
@@ -61,7 +61,7 @@ def test_names_of_regions_are_code(report):
     tokens = [token for token in parsed(render(replace(report, findings=findings))) if token.children]
     code = [child.content for token in tokens for child in token.children if child.type == "code_inline"]
     assert code == ["a_b|*c* <d> @e 'f' ?[g](h)", "load_*"]
-    assert "not `" in texts(render(replace(report, findings=findings)))
+    assert "try: not `" in texts(render(replace(report, findings=findings)))
 
 
 def test_names_cannot_format_it(report):
@@ -80,7 +80,7 @@ def test_names_cannot_format_it(report):
     assert f"{HOSTILE}, step 12: {report.seconds:.1f} s" in shown
     assert shown.count(HOSTILE) == 1
     assert path_text([HOSTILE]) in shown
-    assert HOSTILE.replace("`", "") in shown
+    assert f"why: {HOSTILE}".replace("`", "") in shown
     assert f"1.00 s {HOSTILE.replace('`', '')}" in shown
     kinds = {child.type for token in parsed(text) if token.children for child in token.children}
     assert kinds <= {"text", "text_special", "strong_open", "strong_close", "code_inline"}

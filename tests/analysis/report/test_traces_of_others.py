@@ -454,7 +454,7 @@ class TestCauses:
         """The places have their seconds. Outside of annotations is a place too, with the name that the first sentence uses."""
         report = reported(self.regions((0, 20), (30, 25), (70, 20), (95, 5)))
         assert sentences(report, "step") == [
-            "the step took 100 ms: `forward` 30%, `backward` 30%, `optimizer` 30%, in no annotation 10%"
+            "the trace covers 100 ms: `forward` 30%, `backward` 30%, `optimizer` 30%, in no annotation 10%"
         ]
         assert sentences(report, "host") == [
             "the device of a.pt.trace.json had no work for 30 ms in `forward` (10 ms), `optimizer` (10 ms), `backward` (5 ms) and 1 more"

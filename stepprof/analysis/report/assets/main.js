@@ -110,6 +110,7 @@ function reportPage(report, gantt) {
   const started = isNaN(when) ? null : when.toISOString().replace("T", " ").slice(0, 19) + " UTC";
   const known = report.step !== null;
   const files = report.sources.length && report.sources.every(source => source.kind === "trace");
+  if (files) PATH_KINDS.outside = "in no annotation";
   const alone = files && report.sources.length === 1 && report.sources[0].path === report.run_id;
   const which = report.occurrences > 1 ? `${report.step} (${report.occurrence} of ${report.occurrences})` : String(report.step);
   document.title = `${known ? `Step ${which} of ` : ""}${report.run_id} · stepprof`;

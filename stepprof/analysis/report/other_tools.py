@@ -1,0 +1,74 @@
+"""Speak of traces that stepprof did not record in the words of torch: they have annotations, and no windows or regions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from stepprof.analysis.report.schema import Finding, Report
+from stepprof.analysis.report.wording import quoted, seconds
+
+UNNAMED = "in no annotation"
+"""The part of a step that no annotation names."""
+MOST_OPERATORS = 3
+_WORTH_NAMING = 0.2
+"""Share of the step from which on the report says how to name its parts."""
+_WORTH_LISTING = 0.02
+_NAME = 'name the parts of the loop: `with torch.profiler.record_function("forward"):`'
+_STEP = "call `profiler.step()` after each iteration: then the report is about one of them"
+_INSTEAD = (
+    ("a region around it", "`record_function` around it"),
+    ("its stacks and its operators", "its operators, and with `with_stack=True` its Python frames"),
+    ("its stacks, its operators", "its operators, and with `with_stack=True` its Python frames"),
+    ("; `[watch]` records the step after a slow one", ""),
+    ("; with `tokens` on its regions, the report shows whether it has more to do", ""),
+)
+
+
+def is_of_others(report: Report) -> bool:
+    """Return whether stepprof recorded none of the sources."""
+    return bool(report.sources) and all(source.kind == "trace" for source in report.sources)
+
+
+def length_of_others(report: Report, parts: Sequence[str]) -> Finding:
+    """Return the first sentence: the length, and its parts. If much has no name, also what runs there and how to name it.
+
+    The annotations in a trace of an engine are not those of a loop of its author.
+    """
+    several = len(report.sources) > 1
+    what = (
+        "the step took" if report.step is not None else "the traces cover" if several else "the trace covers"
+    )
+    text = f"{what} {seconds(report.seconds)}"
+    text += f": {', '.join(parts)}" if parts else ", and no annotation divides it"
+    rest = sum(part.share or 0.0 for part in report.parts if part.name == UNNAMED)
+    if report.engines or (parts and rest < _WORTH_NAMING):
+        return Finding(text, "step", report.seconds)
+    advice = _NAME if report.step is not None else f"{_NAME}, and {_STEP}"
+    return Finding(text, "step", report.seconds, why=_longest(report), advice=advice)
+
+
+def _longest(report: Report) -> str | None:
+    """Return the longest kernels, or else operators, that no annotation called; None: there is none of some length."""
+    step = next((at for at, row in enumerate(report.tree) if row.kind == "step"), None)
+    rows = [row for row in report.tree if row.parent == step and row.name != "others"]
+    for kind, what, all_of in (("kernel", "kernels", report.kernels), ("op", "operators", report.ops)):
+        of = [row for row in rows if row.kind == kind] if report.tree else all_of
+        worth = [row for row in of if row.self_seconds >= _WORTH_LISTING * report.seconds]
+        longest = sorted(worth, key=lambda row: -row.self_seconds)[:MOST_OPERATORS]
+        if longest:
+            listed = ", ".join(f"{quoted(row.name)} {seconds(row.self_seconds)}" for row in longest)
+            return f"the longest {what}{f' {UNNAMED}' if report.tree else ''}: {listed}"
+    return None
+
+
+def in_words_of_torch(findings: Sequence[Finding]) -> list[Finding]:
+    """Return findings whose advice its reader can follow: a trace of torch has no regions of stepprof."""
+    return [replace(each, advice=_spoken(each.advice)) if each.advice else each for each in findings]
+
+
+def _spoken(advice: str) -> str:
+    for ours, theirs in _INSTEAD:
+        advice = advice.replace(ours, theirs)
+    return advice
