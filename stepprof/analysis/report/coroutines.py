@@ -10,6 +10,7 @@ import numpy as np
 from stepprof.analysis.report.containment import NOWHERE, containers
 from stepprof.analysis.report.intervals import Indices, Intervals, Moments
 from stepprof.analysis.report.slice_kinds import Chosen
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
@@ -82,7 +83,7 @@ def concurrent_calls(source: Source, chosen: Chosen) -> list[Concurrent]:
         if outer == NOWHERE or task[outer] != task[at]:
             groups.setdefault((source.names[names[at]], role), []).append(at)
     return [
-        _summed(name, role, start[calls], end[calls], len(np.unique(task[calls])))
+        _summed(name, role, start[calls], end[calls], len(distinct(task[calls])))
         for (name, role), calls in [*groups.items()][:MOST_NAMES]
     ]
 

@@ -29,6 +29,7 @@ from stepprof.analysis.report.region_tree import RegionTree, tree_of
 from stepprof.analysis.report.requests import requests_of
 from stepprof.analysis.report.rollout import Samples, collect_samples
 from stepprof.analysis.report.slice_kinds import Chosen
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.iterations import BATCH_SIZE
 from stepprof.analysis.timeline.model import Alignment, Origin, Source
 from stepprof.analysis.timeline.profiler_steps import MarkedStep
@@ -289,7 +290,7 @@ def _works(source: Source, chosen: Chosen) -> list[Work]:
     devices = [track.key[1] if track.kind == "stream" and kind == "gpu" else "" for track in source.tracks]
     numbers = {device: at for at, device in enumerate(dict.fromkeys(devices))}
     device_of = np.array([numbers[device] for device in devices])[source.slices.track]
-    there = np.unique(device_of[chosen.device]).tolist()
+    there = distinct(device_of[chosen.device]).tolist()
     works = []
     for number in there:
         computation, communication, everything = (
@@ -376,7 +377,7 @@ def _memory(source: Source) -> list[MemoryPeak]:
     counters = source.counters
     which = _counters(source, lambda name: _MEMORY.search(name) is not None)
     peaks = []
-    for track in np.unique(counters.track[which]).tolist():
+    for track in distinct(counters.track[which]).tolist():
         mine = which[counters.track[which] == track]
         top = int(mine[np.argmax(counters.value[mine])])
         found = _MEMORY.search(source.tracks[track].name)

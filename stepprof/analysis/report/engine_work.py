@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.intervals import EMPTY, Indices, Intervals, Moments, Times
 from stepprof.analysis.report.rollout import MOST_POINTS, Curve, PackedCurve, total_curve
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.iterations import ForwardStep, forward_step, occupied
 from stepprof.analysis.timeline.model import Source
 
@@ -61,7 +62,7 @@ def batches_of(source: Source, which: Indices) -> Batches | None:
     """
     counters = source.counters
     curves = []
-    for track in np.unique(counters.track[which]).tolist():
+    for track in distinct(counters.track[which]).tolist():
         mine = which[counters.track[which] == track]
         mine = mine[np.argsort(counters.time[mine], kind="stable")]
         if len(mine) > 1:

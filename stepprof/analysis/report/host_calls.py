@@ -90,7 +90,9 @@ def host_calls(source: Source, chosen: Chosen) -> HostCalls:
 def _copies(source: Source, chosen: Chosen) -> tuple[list[HostCall], Moments]:
     """Return the copies of the device, without the time in which it computed or communicated."""
     slices = source.slices
-    others = np.setdiff1d(chosen.device, np.concatenate((chosen.computation, chosen.communication)))
+    others = np.setdiff1d(
+        chosen.device, np.concatenate((chosen.computation, chosen.communication)), assume_unique=True
+    )
     if not len(others):
         return [], b""
     working = chosen.when(chosen.computation) | chosen.when(chosen.communication)

@@ -22,6 +22,7 @@ from stepprof.analysis.report.coroutines import Concurrent, concurrent_calls, se
 from stepprof.analysis.report.intervals import Indices, Intervals, Moments, Times
 from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.report.window_threads import followed_threads
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Slices, Source
 from stepprof.run.amounts import amounts
 
@@ -102,7 +103,7 @@ class Nest(msgspec.Struct, frozen=True):
 def nest_of(source: Source, chosen: Chosen) -> Nest | None:
     """Return the nesting of the followed threads and their coroutines; None: there is none."""
     slices = source.slices
-    which = np.union1d(chosen.windows, chosen.regions)
+    which = distinct(chosen.windows, chosen.regions)
     opened = chosen.windows if len(chosen.windows) else which[chosen.are_windows(which)]
     concurrent, thread = which[:0], None
     if len(opened):

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.intervals import Indices, Times, self_times
 from stepprof.analysis.report.schema import Op, ProcessTime
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Slices
 
 MOST_NAMES = 300
@@ -41,7 +42,7 @@ class OpTable(msgspec.Struct, frozen=True):
 
 def op_self_times(slices: Slices, ops: Indices, regions: Indices) -> Times:
     """Return the self time of each operator: without the operators and regions inside it."""
-    threads = np.unique(slices.track[ops])
+    threads = distinct(slices.track[ops])
     inside = regions[np.isin(slices.track[regions], threads)]
     which = np.concatenate((ops, inside)) if len(inside) else ops
     return self_times(slices.track[which], slices.start[which], slices.duration[which])[: len(ops)]

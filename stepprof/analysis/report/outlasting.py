@@ -11,6 +11,7 @@ import numpy as np
 
 from stepprof.analysis.report.intervals import Indices
 from stepprof.analysis.report.slice_kinds import Chosen
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Source
 
 
@@ -22,7 +23,7 @@ def within_windows(source: Source, chosen: Chosen) -> Source:
     task = np.full(len(slices), -1, np.int64) if slices.task is None else slices.task
     duration = slices.duration.copy()
     place = slices.track.astype(np.int64) * (int(task.max(initial=0)) + 2) + task + 1
-    for key in np.unique(place[chosen.windows]).tolist():
+    for key in distinct(place[chosen.windows]).tolist():
         windows, regions = (
             chosen.windows[place[chosen.windows] == key],
             chosen.regions[place[chosen.regions] == key],

@@ -29,6 +29,7 @@ from stepprof.analysis.report.collectives import (
     ranks_text,
 )
 from stepprof.analysis.timeline.columns import Interned
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.model import Args, Indices, Source
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
@@ -182,7 +183,7 @@ def issued(source: Source, bounds: tuple[int, int] | None = None) -> Issued | No
     annotations = np.flatnonzero(
         np.array([_is(name, called=False) for name in source.names], bool)[slices.name]
     )
-    threads = {source.tracks[track] for track in np.unique(slices.track[calls]).tolist()}
+    threads = {source.tracks[track] for track in distinct(slices.track[calls]).tolist()}
     if world is None or not len(calls) or len(calls) != len(annotations) or len(threads) != 1:
         return None
     called = np.sort(slices.start[calls])

@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.intervals import Indices, Intervals, Times
 from stepprof.analysis.report.slice_kinds import Chosen
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Source
 
 STEP, OTHERS, UNCLEAR = range(3)
@@ -87,13 +88,13 @@ class Lane:
         """Return the lane with `node` during some intervals."""
         if not len(when):
             return self
-        time = np.union1d(self.time, np.concatenate((when.start, when.end)))
+        time = distinct(self.time, np.concatenate((when.start, when.end)))
         inside = when.within(time, time + 1) > 0
         return Lane(time, np.where(inside, node, self.at(time)), self.first)
 
     def where(self, when: Intervals, otherwise: int) -> Lane:
         """Return the lane with `otherwise` outside of some intervals."""
-        time = np.union1d(self.time, np.concatenate((when.start, when.end)))
+        time = distinct(self.time, np.concatenate((when.start, when.end)))
         inside = when.within(time, time + 1) > 0
         return Lane(time, np.where(inside, self.at(time), otherwise), otherwise)
 
@@ -212,7 +213,7 @@ def regions_around(source: Source, chosen: Chosen) -> npt.NDArray[np.int64]:
     track = slices.track[calls]
     on_stream = np.array([each.kind == "stream" for each in source.tracks], bool)
     on_host = ~on_stream[track]
-    threads = np.unique(slices.track[chosen.dispatches])
+    threads = distinct(slices.track[chosen.dispatches])
     regions = chosen.regions
     # regions of the threads that start collectives, and of coroutines, which may be on any thread
     if len(threads):
@@ -220,7 +221,7 @@ def regions_around(source: Source, chosen: Chosen) -> npt.NDArray[np.int64]:
         regions = regions[np.isin(slices.track[regions], np.concatenate((threads, tasks)))]
     found[on_host] = _innermost(source, regions, calls[on_host], LATE_NS)
     places = [each.key[1:] for each in source.tracks]
-    for stream in np.unique(track[~on_host]).tolist():
+    for stream in distinct(track[~on_host]).tolist():
         has_thread = np.array([place == places[stream] for place in places], bool)
         notes = chosen.annotations[has_thread[slices.track[chosen.annotations]]]
         which = np.flatnonzero(track == stream)

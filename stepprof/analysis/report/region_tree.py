@@ -18,6 +18,7 @@ from stepprof.analysis.report.nesting import innermost
 from stepprof.analysis.report.region_calls import BETWEEN, OTHERS, STEP, UNCLEAR, Called, Lane, calls_of
 from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.report.window_threads import followed_threads
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.span_sources import OWN_TASKS
 
@@ -68,7 +69,7 @@ def tree_of(source: Source, chosen: Chosen, own: Times) -> RegionTree | None:
         chosen: its slices by kind.
         own: the self time of each operator.
     """
-    which = np.union1d(chosen.windows, chosen.regions)
+    which = distinct(chosen.windows, chosen.regions)
     if not len(which) or source.origin.kind == "engine":
         return None
     folded = max(len(which) - MOST_SLICES, 0)
@@ -124,7 +125,7 @@ class _Tree:
             self.open = Intervals.one(start, end)
         track = self.source.slices.track[self.which]
         rows = [(STEP, np.isin(track, sorted(self.main)))]
-        rows += [(OTHERS, track == each) for each in sorted(set(np.unique(track).tolist()) - self.main)]
+        rows += [(OTHERS, track == each) for each in sorted(set(distinct(track).tolist()) - self.main)]
         lanes: dict[int, Lane] = {}
         for root, own in rows:
             lanes |= self._row(root, self.which[own])
@@ -167,7 +168,7 @@ class _Tree:
         at, to, index = innermost(start, end)
         own = np.bincount(node_of[index], within.within(at, to), len(self.keys))
         self.own = [known + int(more) for known, more in zip(self.own, own.tolist(), strict=True)]
-        for number in np.unique(node_of).tolist():
+        for number in distinct(node_of).tolist():
             mine = node_of == number
             if number > UNCLEAR:
                 when = Intervals.union(start[mine], end[mine])
@@ -176,7 +177,7 @@ class _Tree:
         lanes = {}
         coroutines = self.tasks[track] & ~np.isin(which, list(self.windows))
         unclear = Intervals.union(start[coroutines], end[coroutines])
-        threads = set(np.unique(track).tolist()) | (self.main if root == STEP else set())
+        threads = set(distinct(track).tolist()) | (self.main if root == STEP else set())
         for thread in sorted(each for each in threads if not self.tasks[each]):
             on_thread = (track == thread) | (self.tasks[track] & ~coroutines)
             at, to, index = innermost(start[on_thread], end[on_thread])
@@ -227,7 +228,7 @@ class _Tree:
         own = [lane for track, lane in lanes.items() if track not in self.main]
         backward = np.array([name.startswith("autograd::engine::evaluate_function") for name in names], bool)
         ops = self.chosen.ops
-        autograd = set(np.unique(slices.track[ops[backward[slices.name[ops]]]]).tolist())
+        autograd = set(distinct(slices.track[ops[backward[slices.name[ops]]]]).tolist())
         waited = main
         for lane in own if main is not None else ():
             waited = (waited or lane).during(lane.inside(OTHERS), UNCLEAR)

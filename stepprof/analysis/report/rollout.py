@@ -18,6 +18,7 @@ import numpy.typing as npt
 from stepprof.analysis.report.intervals import Moment, Moments, Times, nesting_order, self_times
 from stepprof.analysis.report.requests import Request, RequestTimes, times_of
 from stepprof.analysis.report.schema import Rollout, Sample, SampleSeconds
+from stepprof.analysis.timeline.distinct import distinct
 
 MOST_POINTS = 20_000
 """The number of steps of a curve in a digest. A longer curve is averaged over intervals of equal
@@ -162,7 +163,7 @@ def collect_samples(
                 samples[which], int(first[at]), int(last[at]), spent, times_of(requests.get(which, ()))
             )
         )
-    made = [each for at in np.unique(sample).tolist() for each in requests.get(at, ())]
+    made = [each for at in distinct(sample).tolist() for each in requests.get(at, ())]
     steps = np.repeat(np.array([1.0, -1.0]), [len(first), len(last)])
     return Samples(
         *_summed(np.concatenate((first, last)), steps).reduced(MOST_POINTS).pack(),

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from stepprof.analysis.report.collectives import is_device_communication, is_host_communication
 from stepprof.analysis.report.intervals import Indices, Intervals
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.iterations import forward_step
 from stepprof.analysis.timeline.model import Args, Source, TrackKind
 from stepprof.analysis.timeline.tracks import OURS
@@ -120,7 +121,7 @@ class Chosen:
         end = start + slices.duration[self.computation]
         around = np.zeros(len(track), np.bool_)
         parts = []
-        for each in np.unique(slices.track[self.communication]).tolist():
+        for each in distinct(slices.track[self.communication]).tolist():
             mine = self.communication[slices.track[self.communication] == each]
             begun = np.sort(slices.start[mine])
             ended = np.sort(slices.start[mine] + slices.duration[mine])

@@ -17,6 +17,7 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
 from stepprof.analysis.report.matching import Matching
 from stepprof.analysis.report.profiler_waits import take_out_profiler
 from stepprof.analysis.report.wait_attribution import UNKNOWN, settle
+from stepprof.analysis.timeline.distinct import distinct
 
 MOST_LINKS = 20_000
 Phase = tuple["str | None", "str | None"]
@@ -228,11 +229,11 @@ def _add_unmatched(
         process.unmatched |= Intervals.union(
             columns.start[left], columns.start[left] + columns.duration[left]
         )
-        for number in np.unique(numbered[at][left]).tolist():
+        for number in distinct(numbered[at][left]).tolist():
             rows = left[numbered[at][left] == number]
             phase = waits.unmatched[by_number[number]]
             phase.calls[label] += len(rows)
             inside = Intervals.union(columns.start[rows], columns.start[rows] + columns.duration[rows])
             phase.spent[label] += (inside - worked).total
-            phase.recorded.update(np.unique(matching.recorded[at][rows]).tolist())
-            phase.members.update(np.unique(matching.members[at][rows]).tolist())
+            phase.recorded.update(distinct(matching.recorded[at][rows]).tolist())
+            phase.members.update(distinct(matching.members[at][rows]).tolist())

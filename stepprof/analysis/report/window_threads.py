@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from stepprof.analysis.report.intervals import EMPTY, Indices
 from stepprof.analysis.report.slice_kinds import Chosen
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Source
 
 LEAST_APART = 0.99
@@ -27,12 +26,12 @@ def followed_threads(source: Source, chosen: Chosen, windows: Indices) -> tuple[
         windows: those of the source.
     """
     track = source.slices.track
-    rows: list[int] = np.unique(track[windows]).tolist()
+    rows: list[int] = distinct(track[windows]).tolist()
     if source.origin.kind != "spans":
         return rows, None
     threads = [row for row in rows if source.tracks[row].kind == "thread"]
     named = windows[[role is not None for role in chosen.window_roles(windows)]] if len(windows) else windows
-    working = np.union1d(named, chosen.regions)
+    working = distinct(named, chosen.regions)
     work = {row: chosen.when(working[track[working] == row]) for row in threads}
     opened = {row: chosen.when(windows[track[windows] == row]).total for row in threads}
     followed = [row for row in rows if row not in work]

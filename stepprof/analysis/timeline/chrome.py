@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.lanes import Layout, Nesting, bind_flows, lay_out
 from stepprof.analysis.timeline.model import Args, Indices, Source
 from stepprof.analysis.timeline.ordering import order_of_tracks
@@ -190,7 +191,7 @@ class _Writer:
         # the ids of each source differ in their high digits
         number = np.arange(len(category), dtype=np.int64) + (self.place.index << 32)
         row = self.layout.nesting.row.astype(np.int64)
-        for kind in np.unique(category).tolist():
+        for kind in distinct(category).tolist():
             of = np.flatnonzero(category == kind)
             name = self.category_texts[kind]
             for phase, slices, time in (

@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Args, Counters, Flags, Flows, Indices, Instants, Slices, Times
 
 Key = TypeVar("Key", bound=Hashable)
@@ -161,7 +162,7 @@ class FlowColumns(_Columns):
                 pairs = self._pairs(time, arrow, phase)
         if pairs is not None:
             begin, end = pairs
-            self.unpaired = len(time) - len(np.unique(begin)) - len(end)
+            self.unpaired = len(time) - len(distinct(begin)) - len(end)
             return Flows(time[begin], track[begin], time[end], track[end], category[end])
         order = np.lexsort((phase, time, arrow))
         time, track, arrow = time[order], track[order], arrow[order]

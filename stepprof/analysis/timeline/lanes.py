@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Flags, Flows, Indices, Source, Times, Track
 
 Positions = npt.NDArray[np.int64]
@@ -104,7 +105,7 @@ def _spread(source: Source, nesting: Nesting, rows: list[Row]) -> Indices | None
     if not crossing.any():
         return None
     row = source.slices.track.astype(np.int32, copy=True)
-    for bad in np.unique(nesting.row[crossing]).tolist():
+    for bad in distinct(nesting.row[crossing]).tolist():
         members = np.arange(*np.searchsorted(nesting.row, (bad, bad + 1)))
         if source.tracks[bad].kind != "async":
             members = members[_in_knots(nesting.start[members], nesting.end[members], crossing[members])]
@@ -208,7 +209,7 @@ def _sorted(begins: Times, end: Times) -> Positions:
     order = np.argsort(begins, kind="stable")
     tied = np.flatnonzero(begins[order[1:]] == begins[order[:-1]])
     if len(tied):
-        members = np.union1d(tied, tied + 1)
+        members = distinct(tied, tied + 1)
         some = order[members]
         order[members] = some[np.lexsort((-end[some], begins[some]))]
     return order

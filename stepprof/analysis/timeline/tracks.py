@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepprof.analysis.timeline.columns import Interned
+from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.model import Flags, Indices, Slices, Times, Track, TrackKind
 from stepprof.analysis.timeline.own_metadata import StatedRow
@@ -125,7 +126,7 @@ class Rows:
             unknown = track < 0
             first = int(place[unknown].min())
             places = self.places.since(first)
-            for number in np.unique(place[unknown].astype(np.int64) * len(_KINDS) + kind[unknown]).tolist():
+            for number in distinct(place[unknown].astype(np.int64) * len(_KINDS) + kind[unknown]).tolist():
                 where, what = divmod(number, len(_KINDS))
                 self._tracks[where, what] = self._track_of(_KINDS[what], *places[where - first])
             track = self._tracks[place, kind]
