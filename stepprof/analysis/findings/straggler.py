@@ -48,7 +48,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
     for part in ledger.parts("work"):
         key = (part.role, part.region)
         peers = _peers(ledger.facts, part.process, part.role)
-        peers = [label for label in peers if _comparable(ledger.facts, part, label)]
+        peers = [label for label in peers if _comparable(ledger, part, label)]
         others = {label: most[label][key] for label in peers if key in most[label]}
         if not peers or bool(others) != shared or part.process not in own:
             continue
@@ -313,10 +313,11 @@ def _met(timeline: Timeline) -> Intervals:
     return timeline.communicating | timeline.unmatched | timeline.waiting
 
 
-def _comparable(facts: Facts, part: Part, label: str) -> bool:
-    """Return whether another process measures this one: it did its work to the end, and the ends and the collectives of both
-    are known equally well.
+def _comparable(ledger: Ledger, part: Part, label: str) -> bool:
+    """Return whether another process measures this one: it did its work to the end, and the ends, the collectives and what
+    other findings explain are known equally well of both.
     """
+    facts = ledger.facts
     place = place_of(facts, label, part.role, part.region)
     if part.role in facts.timelines[label].process.cut_short() or (place is not None and place.failed):
         return False
@@ -324,9 +325,12 @@ def _comparable(facts: Facts, part: Part, label: str) -> bool:
     for each in (mine, other):
         if not each.process.is_followed or any(role == part.role for role, _ in each.process.open_ended()):
             return False
-    if not len(_met(mine) | _met(other)):
+    if mine.process.is_whole and other.process.is_whole:
         return True
-    return mine.process.is_whole and other.process.is_whole
+    explained = (
+        ledger.explained.get(each, EMPTY) & facts.inside(each, part).when for each in (part.process, label)
+    )
+    return not len(_met(mine) | _met(other)) and not any(map(len, explained))
 
 
 def _peers(facts: Facts, label: str, role: str | None) -> list[str]:

@@ -78,10 +78,11 @@ def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> 
     within = TOGETHER_NS + TOGETHER * wait
     released = end.min(axis=0) - last  # on a busy machine, one of them may leave late
     apart = CLEAR * differ.max() > wait  # in another call
-    together = ((differ <= within) & ~apart) | (released <= within)
+    together = (differ <= within) | (released <= within)
     meet = (
         (wait >= CLEAR * np.maximum(differ, error)) & (wait >= CLEAR * TOGETHER_NS) & (last < end.min(axis=0))
     )
+    meet &= ~apart | (released <= within)
     meet &= ~np.array([visit.matched for visit in of]).any(axis=0)
     for call in np.flatnonzero(meet).tolist():
         for row, visit in enumerate(of):

@@ -277,7 +277,10 @@ def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activi
         if not computes and (met or 2 * activity.waiting.clip(start, end).total >= end - start):
             found.met.append((start, end, label))
         elif not len(communicating.clip(start, until)):
-            (found.apart if computes else found.maybe).append((start, end, label))
+            # one that waits after its work has met the others, or waited for something else
+            waits = activity.waiting.clip(end, until).total >= STILL_NS
+            if together or not waits:
+                (found.apart if computes and not waits else found.maybe).append((start, end, label))
     return found
 
 
