@@ -7,12 +7,14 @@ from dataclasses import replace
 from truth.worlds import COMPUTING, LOOP, PYTHON, WAITING, Doing, Frame
 
 __all__ = [
+    "AWAITING",
     "COLLECTING",
     "COMPILING",
     "COPYING",
     "LOADING",
     "LOCKED",
     "PICKLING",
+    "POOLING",
     "READING",
     "SCORING",
     "SLEEPING",
@@ -82,4 +84,17 @@ COMPILING = (
 ALLOCATING = (Doing("torch.empty", (_own("forward"), LOOP), 1.0, "cudaMalloc"),)
 LAUNCHING = (replace(PYTHON, call=None), Doing("tensor.item", (_own("log"), LOOP), 1.0))
 """A host that launches no kernel."""
+AWAITING = (
+    Doing(
+        "self._selector.poll",
+        (_library("select", "selectors.py"), _library("_run_once", "base_events.py"), _library("run", "runners.py"), LOOP),
+        awaits="judge",
+    ),
+)  # fmt: skip
+"""An event loop in which a coroutine awaits a call."""
+POOLING = tuple(
+    Doing("waiter.acquire", (_library("wait", "threading.py"), _library("result", "_base.py"), _own("collect"), LOOP), others=other)
+    for other in (Doing("requests.post", (_own("reward"),)), Doing(None, (_own("reward"),), 1.0))
+)  # fmt: skip
+"""A thread that waits for the result of a pool."""
 COLLECTING = (replace(PYTHON, collects=True), replace(COMPUTING, collects=True, operator=None, kernel=False))

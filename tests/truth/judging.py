@@ -77,6 +77,7 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
             truth.gain > MISSED * report.seconds
             and not _is_hidden(world, truth.cause)
             and not (truth.displaced and _is_named(report, truth.cause))
+            and not (world.capped and any(each.topic == "collectives" for each in report.findings))
         ):
             wrong.append(f"not found: {truth}")
     return wrong
@@ -139,6 +140,9 @@ def _false(world: World, findings: Sequence[Finding], truth: Judged, report: Rep
         period = re.search(r"every (\d+)", why)
         if period is not None and int(period[1]) != truth.cause.every:
             wrong.append(f"every {truth.cause.every}: {_text(each)}")
+        more = re.search(r"it had [\d,]+ (\w+)", why)
+        if each.topic == "straggler" and (None if more is None else more[1]) != truth.cause.more:
+            wrong.append(f"more {truth.cause.more}: {_text(each)}")
     gains = [each.saves for each in findings]
     late = any(isinstance(each, Until) for each in world.steps[world.recorded].get(0, ()))
     if late and len(truth.cause.processes) == len(world.on):

@@ -43,6 +43,10 @@ class Planted:
     needed: int = 0
     """How much of the first visit remains without the cause."""
     amounts: Mapping[str, int] = field(default_factory=dict)
+    elsewhere: Mapping[str, int] = field(default_factory=dict)
+    """The amounts of the other processes, and of the steps without the cause."""
+    inside: bool = False
+    """Whether all visits are inside one region, and have none of their own."""
 
 
 @dataclass
@@ -80,7 +84,12 @@ class Builder:
         planted = [*self._here(name, region, adds=False)]
         extra = [Spend(each.ns[0], each.doing, each.cause) for each in planted if each.doing != MEETING]
         slow = next((each for each in planted if each.doing == MEETING), None)
-        amounts = {key: amount for each in planted for key, amount in each.amounts.items()}
+        amounts = {
+            key: amount
+            for each in self.planted
+            if each.region == region
+            for key, amount in (each.amounts if each in planted else each.elsewhere).items()
+        }
         rest = [_slower(each, slow) for each in inside[at:]]
         self.add(name, Enter(region, amounts), *inside[:at], *extra, *rest, Leave())
 
@@ -88,12 +97,18 @@ class Builder:
         """Append the regions of some names that a cause has added."""
         for region in regions:
             for each in self._here(name, region, adds=True):
+                visits = []
                 for number, ns in enumerate(each.ns):
                     needed = 0 if number else each.needed
-                    spent = (
-                        Spend(needed, each.doing, f"{each.cause}{NEEDED}"),
-                        Spend(ns - needed, each.doing, each.cause),
+                    visits.append(
+                        [
+                            Spend(needed, each.doing, f"{each.cause}{NEEDED}"),
+                            Spend(ns - needed, each.doing, each.cause),
+                        ]
                     )
+                if each.inside:
+                    visits = [[spent for visit in visits for spent in visit]]
+                for spent in visits:
                     self.add(name, Enter(region, each.amounts), *spent, Leave())
 
     def _here(self, name: Name, region: str, *, adds: bool) -> Iterator[Planted]:

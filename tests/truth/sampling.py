@@ -29,6 +29,7 @@ def evidence(line: Line, thread: int, step: int, phase: int, until: int) -> Iter
         where = {"thread": thread, "task": None, "step": step, "role": window.role}
         inside = [each for each in line.pieces if each.start < last and each.end > window.start]
         yield from (_collection(each, where) for each in inside if each.doing.collects)
+        yield from _awaited(inside, last, where)
         for start, end, samples, doing in _stretches(inside, window.start + phase, last):
             used = sum(
                 each.doing.cpu * max(0, min(each.end, end) - max(each.start, start)) for each in inside
@@ -41,6 +42,11 @@ def evidence(line: Line, thread: int, step: int, phase: int, until: int) -> Iter
                 "dur": end - start,
                 "attrs": _stack(doing, samples, round(used)),
             }
+            if doing.others is not None:
+                task = {**_stack(doing.others, samples, round(doing.others.cpu * (end - start))), **POOL}
+                label = doing.others.call or doing.others.frames[0][0]
+                pooled = {"name": label, "kind": "stack", "start": start, "dur": end - start, "attrs": task}
+                yield {**where, **pooled, "thread": thread + 1}
         yield {
             **where,
             "name": "process",
@@ -49,6 +55,22 @@ def evidence(line: Line, thread: int, step: int, phase: int, until: int) -> Iter
             "dur": last - window.start,
             "attrs": {"collections_dropped": 0},
         }
+
+
+POOL = {"task": "reward", "pool": True}
+
+
+def _awaited(pieces: Sequence[Piece], until: int, where: Spanned) -> Iterator[Spanned]:
+    """Yield the calls that coroutines await, region by region."""
+    regions: dict[tuple[str, ...], list[Piece]] = {}
+    for each in pieces:
+        if each.doing.awaits is not None:
+            regions.setdefault(each.region, []).append(each)
+    for calls in regions.values():
+        lengths = [min(each.end, until) - each.start for each in calls]
+        counts = {"calls": len(calls), "busy": sum(lengths), "longest": max(lengths), "caller": "score_all"}
+        times = {"start": calls[0].start, "dur": min(calls[-1].end, until) - calls[0].start}
+        yield {**where, "name": calls[0].doing.awaits, "kind": "awaits", **times, "attrs": counts}
 
 
 def _collection(piece: Piece, where: Spanned) -> Spanned:

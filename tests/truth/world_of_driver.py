@@ -6,7 +6,17 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from truth.doings import COLLECTING, COMPILING, COPYING, PICKLING, READING, SCORING, SLEEPING
+from truth.doings import (
+    AWAITING,
+    COLLECTING,
+    COMPILING,
+    COPYING,
+    PICKLING,
+    POOLING,
+    READING,
+    SCORING,
+    SLEEPING,
+)
 from truth.model import MS
 from truth.planting import Builder, Planted
 from truth.worlds import (
@@ -130,7 +140,18 @@ def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Pr
     finish("rollout")
     begin("reward")
     build.region(DRIVER, "compute_reward", build.work(DRIVER, shape.reward, PYTHON))
-    build.added(DRIVER, "score", "judge", "snapshot", "pack", "ask_judge", "evaluate", "benchmark")
+    build.added(
+        DRIVER,
+        "score",
+        "judge",
+        "snapshot",
+        "pack",
+        "ask_judge",
+        "evaluate",
+        "benchmark",
+        "ask_all",
+        "collect",
+    )
     finish("reward")
     begin("actor")
     trained = Await(tuple(f"trained by {each}" for each in ranks))
@@ -236,6 +257,20 @@ KINDS: dict[str, Plant] = {
 }
 
 
+def _awaits(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    cause, planted = _serial(shape, drawn)
+    planted = replace(planted, region="ask_all", doing=drawn.choice(AWAITING), inside=True)
+    return replace(cause, region="ask_all", needs_evidence=True), planted
+
+
+NEW = 0.1
+"""Share of the worlds that have one of the following causes alone, and of those with a capture that ended early."""
+NEW_KINDS: dict[str, Plant] = {
+    "awaits": _awaits,
+    "threads": _by_driver("threads", ("collect",), POOLING),
+}
+
+
 def driver_world(
     seed: int, *, again: int = 0, kinds: Sequence[str] | None = None, always: bool = False, gap: int = 3 * MS
 ) -> World:
@@ -253,10 +288,13 @@ def driver_world(
     causes: list[Cause] = []
     planted: list[Planted] = []
     found = drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3)))
+    new = random.Random(f"new {seed}")
+    if kinds is None and new.random() < NEW:
+        found = [new.choice([*NEW_KINDS])]
     for kind in found if kinds is None else kinds:
         if kind == "slower" and shape.ranks == 1:
             continue
-        cause, more = KINDS[kind](shape, drawn)
+        cause, more = {**KINDS, **NEW_KINDS}[kind](shape, drawn)
         if all(each.region != more.region for each in planted):  # one cause in each region
             causes.append(replace(cause, name=kind, always=always or len(more.steps) == STEPS))
             planted.append(replace(more, cause=kind, steps=range(count) if always else more.steps))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from truth.doings import (
     ALLOCATING,
+    AWAITING,
     COLLECTING,
     COMPILING,
     COPYING,
@@ -15,6 +16,7 @@ from truth.doings import (
     LOADING,
     LOCKED,
     PICKLING,
+    POOLING,
     READING,
     SCORING,
     SLEEPING,
@@ -46,7 +48,9 @@ RECORDINGS = ("all", "all", "all", "no evidence", "no traces")
 VARIANTS = (None, None, None, None, "deadline", "period", "apart", "capped")
 """What a world has of what is rare: ranks that work until a common time, causes in every third step, clocks that were never compared, a capture that ended early."""
 PERIOD = 3
-ADDED_FIRST = ("get_batch", "fetch", "snapshot", "pack", "score", "judge")
+NEW = 0.1
+"""Share of the worlds."""
+ADDED_FIRST = ("get_batch", "fetch", "snapshot", "pack", "score", "judge", "ask_all", "collect")
 ADDED_LAST = ("save_checkpoint", "checkpoint", "evaluate", "validation", "benchmark", "dump_tables")
 
 
@@ -199,6 +203,28 @@ def _serial(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
     return replace(cause, sampled=2), replace(planted, ns=lengths, needed=lengths[0])
 
 
+def _awaits(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    """Plant calls that a coroutine awaits one after the other, in one region."""
+    cause, planted = _serial(shape, drawn)
+    planted = replace(planted, region="ask_all", doing=drawn.choice(AWAITING), inside=True)
+    return replace(cause, region="ask_all", topics=cause.topics | {"rare"}, needs_evidence=True), planted
+
+
+def _threads(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    cause, planted = _added("threads", ("collect",), POOLING)(shape, drawn)
+    return replace(cause, topics=cause.topics | {"rare"}, sampled=2, needs_evidence=True), planted
+
+
+def _tokens(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    """Plant a rank with longer sequences than the others."""
+    cause, planted = _slower(shape, drawn)
+    own = shape.forward if planted.region == "forward" else shape.backward
+    tokens = drawn.randint(1_000, 9_000)
+    more = round(tokens * (1 + planted.ns[0] / own))
+    planted = replace(planted, amounts={"tokens": more}, elsewhere={"tokens": tokens})
+    return replace(cause, more="tokens" if planted.ns[0] > own / 5 else None), planted
+
+
 def _half_batch(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
     everyone = frozenset[Name](range(shape.ranks))
     room, region = 64, drawn.choice(("forward", "backward"))
@@ -238,7 +264,13 @@ KINDS: dict[str, Plant] = {
     "host": _longer("host", ("forward", "backward"), LAUNCHING, exact=True),
     "memory": _longer("memory", ("forward", "backward"), ALLOCATING, exact=True),
 }
-OF_RANKS = ("slower", "overlap")
+NEW_KINDS: dict[str, Plant] = {
+    "tokens": _tokens,
+    "threads": _threads,
+    "awaits": _awaits,
+}
+"""Some worlds have one of these alone."""
+OF_RANKS = ("tokens", "slower", "overlap")
 """Causes that a single rank cannot have."""
 OF_DEVICES = ("host", "memory")
 
@@ -266,14 +298,19 @@ def ranks_world(
     causes: list[Cause] = []
     planted: list[Planted] = []
     found = drawn.sample([*KINDS], drawn.choice((0, 1, 1, 1, 2, 3)))
+    new = random.Random(f"new {seed}")
+    if kinds is None and new.random() < NEW:
+        found = [new.choice([*NEW_KINDS])]
     for kind in found if kinds is None else kinds:
         alone = kind in OF_RANKS and shape.ranks == 1
         if alone or (kind in OF_DEVICES and shape.device == "cpu"):
             continue
-        cause, more = KINDS[kind](shape, drawn)
+        cause, more = {**KINDS, **NEW_KINDS}[kind](shape, drawn)
         if variant == "period":
             cause = replace(cause, every=PERIOD)
             more = replace(more, steps=range(shape.recorded % PERIOD, STEPS, PERIOD))
+        if more.inside and recording == "no evidence":
+            more = replace(more, needed=0)  # nothing shows that the region is made of calls
         if all(each.region != more.region for each in planted):  # one cause in each region
             causes.append(replace(cause, name=kind, always=always or len(more.steps) == STEPS))
             planted.append(replace(more, cause=kind, steps=range(STEPS) if always else more.steps))

@@ -40,6 +40,10 @@ class Doing:
     compiles: bool = False
     collects: bool = False
     """Whether it is a pause of the garbage collector."""
+    awaits: str | None = None
+    """The function that a coroutine awaits meanwhile: a call of it for each piece."""
+    others: Doing | None = None
+    """What a thread of a pool does meanwhile."""
 
 
 LOOP: Frame = ("train", "train.py", 40, True)
@@ -154,6 +158,8 @@ class Cause:
     """Whether all steps have it, not the recorded one alone."""
     every: int = 0
     """The period of the steps that have it; 0: not some of them."""
+    more: str | None = None
+    """What its processes have more of than the others."""
     needs_evidence: bool = False
     """Whether only samples, or recorded collections, show what it is."""
 
@@ -186,6 +192,8 @@ class World:
     """Time between two steps."""
     capped: Mapping[Name, float] = field(default_factory=dict)
     """After which share of their windows the captures of some processes ended."""
+    lost: frozenset[Name] = frozenset()
+    """The processes whose spans are missing."""
 
     @property
     def waits_known(self) -> bool:

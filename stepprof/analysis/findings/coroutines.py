@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
-from stepprof.analysis.findings.facts import Part
+from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger, last_part
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.coroutines import LAST, Concurrent
-from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.wording import quoted, seconds_text
 
 FEWEST = 4
@@ -76,13 +77,24 @@ def awaited_calls(ledger: Ledger) -> None:
                 continue
             ledger.claim(
                 part,
-                last_part(part.when, part.when.total - int(each.longest_seconds * 1e9)),
+                part.when,
                 "serial",
                 f"{process} awaited at least {each.calls} calls of {quoted(each.function)} in {inside(part)} one after the other: {{seconds}}",
                 why=f"{quoted(each.caller)} awaited them; the longest took {seconds_text(each.longest_seconds)}",
                 advice="let several run at the same time: asyncio.gather; a region in them shows how many they are",
                 assumption="all calls run at the same time, and the longest one remains",
+                without=partial(_all_but_longest, ledger.facts, each.function),
             )
+
+
+def _all_but_longest(facts: Facts, function: str, part: Part) -> Intervals:
+    """Return the time of the calls of a function that a process awaited in a part, without the longest one."""
+    found = EMPTY
+    for each in facts.signs[part.process].awaited:
+        when = part.when.clip(each.start_unix_ns, each.end_unix_ns)
+        if each.function == function and len(when):
+            found |= last_part(when, when.total - int(each.longest_seconds * 1e9))
+    return found
 
 
 def held_coroutines(ledger: Ledger) -> None:

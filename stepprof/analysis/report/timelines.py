@@ -278,7 +278,7 @@ def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activi
             found.met.append((start, end, label))
         elif not len(communicating.clip(start, until)):
             # one that waits after its work has met the others, or waited for something else
-            waits = activity.waiting.clip(end, until).total >= STILL_NS
+            waits = (activity.waiting - activity.others).clip(end, until).total >= STILL_NS
             if together or not waits:
                 (found.apart if computes and not waits else found.maybe).append((start, end, label))
     return found

@@ -114,11 +114,11 @@ class TestAwaitedCalls:
     def test_calls_without_a_region(self):
         """Calls in a region of their coroutine are found by their coroutines."""
         (serial,) = awaited()
-        assert (serial.topic, serial.region, round(serial.seconds, 3)) == ("serial", "score", 0.65)
+        assert (serial.topic, serial.region, round(serial.seconds, 3)) == ("serial", "score", 0.8)
         assert round(serial.saves, 3) == 0.65
         assert (
             serial.text
-            == "rollout rank 0 awaited at least 8 calls of `judge` in `score` (in role rollout) one after the other: 650 ms"
+            == "rollout rank 0 awaited at least 8 calls of `judge` in `score` (in role rollout) one after the other: 800 ms"
         )
         assert serial.why == "`score_all` awaited them; the longest took 150 ms"
 
