@@ -24,7 +24,7 @@ from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
-from stepprof.analysis.report.schema import Finding, Job, Problem, Report
+from stepprof.analysis.report.schema import Finding, Job, MarkedLength, Problem, Report
 from stepprof.analysis.report.wording import seconds as seconds_text
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.correlations import Numbered, lacks_arrows, with_launches
@@ -160,6 +160,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         occurrence=found.occurrence,
         occurrences=found.occurrences,
         job=job_of(runs),
+        marked=_marked_lengths(digests),
         recording=_cost(found),
         findings=[*report.findings[:1], *_marked(digests), *report.findings[1:]],
     )
@@ -267,6 +268,13 @@ def digest_input(
         marked=marked,
         marked_step=None if at is None else number,
     )
+
+
+def _marked_lengths(digests: Sequence[Digest]) -> list[MarkedLength]:
+    longest: dict[int, int] = {}
+    for step in (step for made in digests for step in made.marked):
+        longest[step.number] = max(step.length, longest.get(step.number, 0))
+    return [MarkedLength(number, length / 1e9) for number, length in sorted(longest.items())]
 
 
 def _marked(digests: Sequence[Digest]) -> list[Finding]:

@@ -77,4 +77,5 @@ def in_other_steps(part: Part, runs: tuple[RunSteps, RunSteps], times: tuple[flo
     if change == 0 or (after - before) / change >= SAME_CHANGE:
         return ""
     usual = f"{seconds_text(before)} before and {seconds_text(after)} now"
-    return f"; but steps that were not recorded took {usual} (medians)"
+    which = "all marked steps" if runs[0].marked else "steps that were not recorded"
+    return f"; but {which} took {usual} (medians)"

@@ -662,6 +662,15 @@ class Problem(msgspec.Struct, frozen=True):
     """The source was not read, because the process that read it died. It may be intact: read it again."""
 
 
+class MarkedLength(msgspec.Struct, frozen=True):
+    """A step that torch's profiler marked."""
+
+    number: int
+    """Its number (`ProfilerStep#N`)."""
+    seconds: float
+    """From its mark to the next one, in the rank in which that took longest."""
+
+
 class Report(msgspec.Struct, frozen=True):
     """One step."""
 
@@ -691,6 +700,8 @@ class Report(msgspec.Struct, frozen=True):
     """How often the number was used."""
     version: int | str | None = None
     """The version that the loop gave the step (`profile_step(version=…)`); None: none."""
+    marked: list[MarkedLength] = []
+    """The steps that torch's profiler marked in traces that stepprof did not record, by number."""
     job: Job | None = None
     """The job; None: the traces are of no run."""
     findings: list[Finding] = []

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.schema import MarkedLength
 from stepprof.analysis.report.visits import Numbering
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.analysis.timeline.span_sources import HEADER_BYTES, LARGEST_NS, SpanFiles, span_files
@@ -89,6 +90,8 @@ class RunSteps:
     """Steps that were recorded: that makes them longer."""
     unclear: set[int] = field(default_factory=set)
     """Steps that some ranks visited more often than others: their visits cannot be told apart."""
+    marked: bool = False
+    """Whether torch's profiler marked the steps in one capture, which has no first step of a process."""
 
     @cached_property
     def _lives(self) -> list[ProcessSteps]:
@@ -106,6 +109,8 @@ class RunSteps:
     @cached_property
     def first(self) -> set[Visit]:
         """The first visit of each process: it compiles, allocates and opens connections."""
+        if self.marked:
+            return set()
         return {next(iter(process.windows)) for process in self._lives if process.windows}
 
     def roles(self, visit: Visit) -> set[str | None]:
@@ -183,6 +188,15 @@ class RunSteps:
 
 def _order(rank: Rank) -> tuple[object, ...]:
     return rank != "driver", *rank_order(rank)
+
+
+def marked_run(marked: Sequence[MarkedLength]) -> RunSteps:
+    """Return the steps that torch's profiler marked in the traces of a job, each as long as in the rank in which it took longest."""
+    begin, windows = 0, {}
+    for step in sorted(marked, key=lambda step: step.number):
+        windows[step.number, 0] = (begin, begin + round(step.seconds * 1e9))
+        begin = windows[step.number, 0][1]
+    return RunSteps([ProcessSteps(0, windows, {*windows})] if windows else [], marked=True)
 
 
 def run_steps(runs: Sequence[Path]) -> RunSteps:

@@ -120,11 +120,13 @@ def _compared(
 
     from stepprof.analysis.report.compare import compare
     from stepprof.analysis.report.gate import gate_runs, gate_steps
-    from stepprof.analysis.report.step_times import run_steps
+    from stepprof.analysis.report.step_times import marked_run, run_steps
 
     folders = [{resolved(run) for run in found.runs} for found in founds]
     is_one_run = bool(folders[0] & folders[1])
     steps = [run_steps(sorted(each)) for each in ([folders[0] | folders[1]] if is_one_run else folders)]
+    if not any(folders):
+        steps = [marked_run(report.marked) for report in reports]
     compared = compare(reports[0], reports[1], steps[0], steps[-1])
     if compared.a == compared.b:  # two runs with one id
         a, b = (

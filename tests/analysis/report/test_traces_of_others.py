@@ -320,6 +320,32 @@ class TestSteps:
                 reported(events, "--step", "9")
             assert f"--step = 9: no such step is in the trace: {there}" in capsys.readouterr().err
 
+    def test_the_noise_of_a_comparison_is_that_between_marked_steps(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """No later step is the first one of its process, and the gate judges with six steps that both have."""
+        for name, lengths in (
+            ("before", (50, 52, 50, 51, 50, 51)),
+            ("after", (70, 72, 71, 70, 71, 70)),
+            ("same", (50, 51, 50, 51, 53, 50)),
+        ):
+            at, events = 0.0, []
+            for number, length in enumerate(lengths, 4):
+                events += [
+                    slice_(f"ProfilerStep#{number}", "user_annotation", at, 1000.0 * length),
+                    slice_("gemm", "kernel", at, 900.0 * length, 0, 7),
+                ]
+                at += 1000.0 * length
+            top = {"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": events}
+            (tmp_path / f"{name}.json").write_text(json.dumps(top))
+        before, after, same = (str(tmp_path / f"{name}.json") for name in ("before", "after", "same"))
+        assert main(["report", before, after, "--fail-on-regression", "10%"]) == 3
+        printed = " ".join(capsys.readouterr().out.split())
+        assert "the step took 40% longer: 50 ms before, 70 ms now; the noise is" in printed
+        assert "from step to step (12 steps)" in printed
+        assert "first step of its process" not in printed
+        assert main(["report", before, same, "--fail-on-regression", "10%"]) == 0
+
     def test_two_ranks_are_about_one_step(self, tmp_path: Path, steps: list[Event]) -> None:
         """Ranks may differ in which of their steps is the median one."""
         slower = [{**each, "dur": 65_000.0} if each["name"] == "ProfilerStep#5" else each for each in steps]
