@@ -350,6 +350,14 @@ def tables(session: nox.Session) -> None:
     run_tests(session, "tests/real/tables")
 
 
+@nox.session(python="3.11", reuse_venv=True)
+def second_opinion(session: nox.Session) -> None:
+    """Compare the figures of a report with those of HolisticTraceAnalysis, on random CUDA-shaped traces. CI leaves it out."""
+    session.install("HolisticTraceAnalysis==0.5.0", "pandas<3")
+    session.install("-e", ".[core-tests]")
+    run_tests(session, "tests/real/second_opinion", "-m", "not torch and not demo and not ray")
+
+
 # torch_npu needs the exact torch that it was built for. Of the other versions only the Python part runs, over the C
 # library of this one.
 TORCH_NPU = "2.13.0"
