@@ -160,7 +160,8 @@ def sentence(line: Mapping[str, Any]) -> str:
     >>> sentence({"event": "engine.not_started", "target": "rollout/0", "reason": "busy", "step": 2})
     'stepprof: rollout/0 was not started: busy (step=2)'
     """
-    said = EVENTS[line["event"]].sentence
+    known = EVENTS.get(line["event"])
+    said = line["event"] if known is None else known.sentence  # a plug-in may have events of its own
     text = said.format_map(_Named(line))
     if line.get("reason"):
         text += f": {line['reason']}"

@@ -12,6 +12,7 @@ import pytest
 import structlog
 
 from stepprof.log import logger
+from stepprof.log.logger import sentence
 
 
 @pytest.fixture(autouse=True)
@@ -91,3 +92,10 @@ class TestConfigured:
         with caplog.at_level(logging.INFO):
             write()
         assert caplog.records == []
+
+
+class TestSentence:
+    def test_an_event_of_a_plug_in(self) -> None:
+        """An event that stepprof does not know is written with its name."""
+        line = {"event": "plugin.ready", "reason": "the card is warm", "cards": 2}
+        assert sentence(line) == "stepprof: plugin.ready: the card is warm (cards=2)"
