@@ -223,10 +223,14 @@ ADAPTED = "tests/real/integrations"
 
 @nox.session(python="3.11", name="adapters-latest")
 def adapters_latest(session: nox.Session) -> None:
-    """Record real training frameworks whose jobs do not mention stepprof, and under the launchers of Lightning and accelerate."""
+    """Record real training frameworks whose jobs do not mention stepprof, under the launchers of Lightning and accelerate, and
+    jobs under other tools.
+    """
     session.install("-r", f"{ADAPTED}/requirements.txt")
+    session.install("--no-deps", "-r", "tests/real/neighbours/requirements.txt")
     install_checkout(session)
-    run_tests(session, ADAPTED, "tests/real/launchers", "-m", "not demo and not ray", measured=True)
+    folders = [ADAPTED, "tests/real/launchers", "tests/real/neighbours"]
+    run_tests(session, *folders, "-m", "not demo and not ray", measured=True)
 
 
 # The newest TRL without a name that its adapter needs.
