@@ -36,9 +36,7 @@ PHASES = (
 
 
 def draw_shape(drawn: random.Random) -> Shape:
-    """Return the shape of any step. The first item of a list is the simplest, because hypothesis
-    shrinks towards it.
-    """
+    """Return the shape of any step."""
     few = drawn.choice((1, 2, 3, 4, 2, 3, 4, 5, 6, 8, 8, 0))
     ranks = few or drawn.randint(9, 64)
     machines = min(drawn.choice((1, 1, 2, 2, 3, 8)), ranks)
