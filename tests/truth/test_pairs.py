@@ -24,6 +24,8 @@ PAIRS = -(-int(os.environ.get("TRUTH_WORLDS", "500")) // 10)
 SEED = int(os.environ.get("TRUTH_SEED", "0"))
 PARTS = 2
 """Number of parts into which the pairs are divided, for several processes."""
+CAPPED = 0.2
+"""Share of the runs with a capture that ended early."""
 OF_RANKS = ("slower", "data", "gc", "checkpoint", "half_batch", "compile", "sleep")
 OF_DRIVERS = ("tail", "poll", "poll_ranks", "slower", "weight_sync", "data", "evaluation", "io")
 
@@ -50,6 +52,10 @@ def pair_of(seed: int) -> Pair:
     a = world(seed, kinds=before, always=True)
     gap = {"gap": a.gap + SECOND} if kind == "between" else {}
     b = world(seed, again=1, kinds=after, always=True, **gap)
+    cap = random.Random(f"capped pair {seed}")
+    for each in (a, b):
+        if cap.random() < CAPPED:
+            each.cap(cap.choice([name for name in each.on if isinstance(name, int)]), cap.uniform(0.1, 0.9))
     having = [name for name in b.on if isinstance(name, int) or name == DRIVER]  # engines have no spans
     lost = [drawn.choice(having)] if kind == "lost" and len(having) > 1 else []
     return Pair(kind, a, b, lost)

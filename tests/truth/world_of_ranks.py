@@ -30,7 +30,6 @@ from truth.worlds import (
     WAITING,
     Action,
     Cause,
-    Close,
     Host,
     Meet,
     Name,
@@ -316,11 +315,7 @@ def ranks_world(
             planted.append(replace(more, cause=kind, steps=range(STEPS) if always else more.steps))
     steps = [_step(shape, step, planted, again) for step in range(STEPS)]
     cap = random.Random(f"capped {seed}")
-    capped: dict[Name, float] = (
-        {cap.randrange(shape.ranks): cap.uniform(0.1, 0.9)} if variant == "capped" else {}
-    )
-    for name in capped:
-        steps[shape.recorded][name] = [
-            each if not isinstance(each, Close) else Close() for each in steps[shape.recorded][name]
-        ]
-    return World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, recording, gap, capped)
+    world = World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, recording, gap)
+    if variant == "capped":
+        world.cap(cap.randrange(shape.ranks), cap.uniform(0.1, 0.9))
+    return world

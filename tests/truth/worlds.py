@@ -195,6 +195,13 @@ class World:
     lost: frozenset[Name] = frozenset()
     """The processes whose spans are missing."""
 
+    def cap(self, name: Name, share: float) -> None:
+        """End the capture of a process after a share of its windows: nothing holds their ends up."""
+        self.capped = {**self.capped, name: share}
+        program = self.steps[self.recorded][name]
+        ended = [each if not isinstance(each, Close) else Close() for each in program]
+        self.steps[self.recorded] = {**self.steps[self.recorded], name: ended}
+
     @property
     def waits_known(self) -> bool:
         """Return whether each wait in a collective was recorded."""
