@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -461,6 +462,80 @@ class TestIdle:
         events = [each for each in self.idle("x", 0, 1) if each["name"] != "decode"]
         report = reported([*events, slice_(name, "user_annotation", 20_000, 400_000)])
         assert sentences(report, "data") == [f"a.pt.trace.json spent 400 ms on data in `{name}`"]
+
+
+def covered(*slices: Event) -> float:
+    """Return the seconds in which any of some slices ran."""
+    total, reach = 0.0, -1.0
+    for each in sorted(slices, key=lambda each: each["ts"]):
+        end = each["ts"] + each["dur"]
+        total += max(end - max(each["ts"], reach), 0.0)
+        reach = max(reach, end)
+    return total / 1e6
+
+
+class TestFigures:
+    """The figures of each maker's form, against unions of the intervals in the file."""
+
+    @pytest.mark.parametrize(
+        ("kernel", "copy", "runtime", "collective"),
+        [
+            ("kernel", "gpu_memcpy", "cuda_runtime", "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"),
+            ("kernel", "gpu_memcpy", "cuda_driver", "ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclWorkElem)"),
+            ("Kernel", "Memcpy", "Runtime", "ncclAllReduceRingLLKernel_sum_f32(ncclColl)"),
+            ("kernel", "gpu_memset", "hip_runtime", "rcclGenericKernel"),
+            ("mtia_ccp_events", "gpu_memcpy", "mtia_runtime", "nccl_all_gather"),
+            ("kernel", "gpu_memcpy", "xpu_runtime", "oneccl_allreduce_kernel"),
+            ("kernel", "gpu_memcpy", "privateuse1_runtime", "HcclAllreduce"),
+        ],
+    )  # fmt: skip
+    def test_random_slices(
+        self, reported: Reported, kernel: str, copy: str, runtime: str, collective: str
+    ) -> None:
+        """Two devices with two streams each, whose slices overlap."""
+        random = Random(kernel + collective)
+        events = [slice_("PyTorch Profiler (0)", "Trace", 0, LENGTH, "Spans", "PyTorch Profiler")]
+        for device in (0, 1):
+            for stream, name, category in (
+                (7, "gemm", kernel),
+                (20, collective, kernel),
+                (8, "Memcpy HtoD", copy),
+            ):
+                at = random.uniform(0, 4_000)
+                while (at := at + random.uniform(0, 9_000)) < 0.9 * LENGTH:
+                    took = random.uniform(10, 5_000)
+                    events += [
+                        slice_("launch", runtime, at, 5),
+                        slice_(name, category, at, took, device, stream, device=device, stream=stream),
+                    ]
+                    at += took
+        report = reported([*events, slice_("train", "user_annotation", 0, LENGTH)])
+        assert report["seconds"] == pytest.approx(0.1)
+        assert report["problems"] == []
+        there = {name: [each for each in events if each["name"] == name] for name in ("gemm", collective)}
+        assert {
+            each["name"]: (each["calls"], each["seconds"])
+            for each in report["kernels"]
+            if each["name"] in there
+        } == {
+            name: (len(of), pytest.approx(sum(each["dur"] for each in of) / 1e6, abs=1e-6))
+            for name, of in there.items()
+        }
+        devices = [[each for each in events if each["pid"] == device] for device in (0, 1)]
+        expected = []
+        for of in devices:
+            computing, moving = (
+                [each for each in of if each["name"] == name] for name in ("gemm", collective)
+            )
+            both = covered(*computing) + covered(*moving) - covered(*computing, *moving)
+            expected.append((covered(*computing), covered(*moving), both, covered(*of) / 0.1))
+        found = [
+            (each["compute"], each["communication"], each["overlapped"], each["busy_share"])
+            for each in report["overlap"]
+        ]
+        assert [*map(pytest.approx, found)] == expected
+        idle = 0.1 - covered(*(each for of in devices for each in of))
+        assert sum(report["idle"][0]["causes"].values()) >= idle - 1e-5
 
 
 class TestCauses:
