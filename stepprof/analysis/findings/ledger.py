@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -48,6 +48,7 @@ class Ledger:
         assumption: str | None,
         without: Mapping[str, Intervals] | Callable[[Part], Intervals] | None = None,
         shared: bool = False,
+        also: Sequence[str] = (),
     ) -> bool:
         """Add a finding for the unclaimed part of some time; return whether that is long enough.
 
@@ -62,6 +63,7 @@ class Ledger:
             without: by process, the time that it would not spend without the cause; as a function: of what each process did
                 in the region of the part and below, because a change of the code changes all of them; None: that of the finding.
             shared: whether the cause lies in no single process.
+            also: other processes in which it lies.
         """
         free = self.free & when
         seconds = free.total / 1e9
@@ -90,6 +92,7 @@ class Ledger:
                 advice=advice,
                 saves=saves,
                 assumption=None if saves is None else assumption,
+                also=[*also],
             )
         )
         return True

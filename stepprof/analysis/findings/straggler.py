@@ -59,13 +59,14 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             continue
         without = {part.process: share_of(part.when, excess / part.when.total)}
         also: list[str] = []
-        if _saves_nothing(ledger, without):
+        gain = ledger.facts.graph.gain(without)
+        if gain is None or gain < ledger.least * 1e9:
             also = [label for label, time in others.items() if time - median(times) >= excess / 2]
             slow = {label: replace(part, process=label) for label in also}
             for label, each in slow.items():
                 when = _stretches(ledger.facts, each)
                 without[label] = share_of(when, (others[label] - median(times)) / max(when.total, 1))
-            if not also or _saves_nothing(ledger, without):
+            if (gain is not None and not also) or _saves_nothing(ledger, without):
                 continue  # another rank takes as long by other work
         own_seconds, middle = mine / 1e9, median(times) / 1e9
         more, equal = _more(ledger.facts, part, others)
@@ -109,6 +110,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             if others
             else "no rank spends this time",
             without=without,
+            also=also,
         )
 
 

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from stepprof.analysis.report.schema import CauseTimes, Finding
+from stepprof.analysis.report.schema import CauseTimes
 from stepprof.analysis.report.unrecorded import Unrecorded
 from stepprof.analysis.run_windows import calls_of, process_files
 from stepprof.analysis.timeline.model import Origin
 
 MOST_PLACES = 3
+Place = tuple[str, "str | None", "str | None"]
+"""The label of a process, a role, and a region; None: the windows of the role."""
 
 
 def cause_times(
     runs: Sequence[Path],
     step: int,
     around: Collection[int],
-    causes: Iterable[Finding],
+    places: Sequence[Place],
     *,
     origins: Mapping[str, Origin],
     unrecorded: Unrecorded,
@@ -28,17 +30,12 @@ def cause_times(
         runs: the folders of the run.
         step: the number of the step.
         around: the numbers of all steps to measure, with this one.
-        causes: findings in processes, the most important one first.
+        places: those of the most important finding first.
         origins: of the processes, by label.
         unrecorded: what the recording of the step took.
     """
-    places = dict.fromkeys(
-        (each.process or "", each.role, each.region)
-        for each in causes
-        if (each.region or each.role) is not None and origins[each.process or ""].kind != "engine"
-    )
     files = {name: of for run in runs for name, of in process_files(run)} if places else {}
-    for label, role, region in [*places][:MOST_PLACES]:
+    for label, role, region in places[:MOST_PLACES]:
         origin = origins[label]
         process = f"{origin.host} {origin.pid}"
         spent: dict[int, int] = {}

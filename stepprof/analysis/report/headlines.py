@@ -60,7 +60,8 @@ def sentences(
     explained: dict[str | None, float] = defaultdict(float)
     for cause in causes:
         if cause.topic == "straggler":
-            explained[cause.process] += cause.seconds or 0.0
+            for process in (cause.process, *cause.also):
+                explained[process] += cause.seconds or 0.0
     consequences = [
         *_stragglers(report, blameless, explained, least),
         *_unmatched(report.unmatched, least),

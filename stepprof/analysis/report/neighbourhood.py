@@ -115,23 +115,29 @@ def _places(
     """Yield the times of places of causes that the parts do not show: those of another process, or inside of a part."""
     shown = {(each.role, each.region) for each in found.parts}
 
-    def is_shown(cause: Finding) -> bool:
-        part = (cause.role, None) if cause.region is None else (None, cause.region)
-        return part in shown and _name(str(origins[cause.process or ""].rank)) == found.process
+    def is_shown(label: str, role: str | None, region: str | None) -> bool:
+        part = (role, None) if region is None else (None, region)
+        return part in shown and _name(str(origins[label].rank)) == found.process
 
-    places = [each for each in causes if each.process in origins and not is_shown(each)]
+    places = dict.fromkeys(
+        place
+        for each in causes
+        for label in (each.process or "", *each.also)
+        if label in origins and origins[label].kind != "engine" and (each.region or each.role) is not None
+        if not is_shown(*(place := (label, each.role, each.region)))
+    )
     compared = {*found.others}
-    for place in cause_times(
-        runs, step, {each.step for each in found.steps}, places, origins=origins, unrecorded=unrecorded
+    for times in cause_times(
+        runs, step, {each.step for each in found.steps}, [*places], origins=origins, unrecorded=unrecorded
     ):
-        others = [seconds for number, seconds in place.by_step.items() if number in compared]
+        others = [seconds for number, seconds in times.by_step.items() if number in compared]
         if len(others) >= FEWEST:
-            origin = origins[place.process]
+            origin = origins[times.process]
             displaced = unrecorded.displaced(f"{origin.host} {origin.pid}")
-            usual = _usual(place.role, place.by_step[step], others, displaced, place.region)
-            yield replace(place, usual=usual)
+            usual = _usual(times.role, times.by_step[step], others, displaced, times.region)
+            yield replace(times, usual=usual)
         else:
-            yield place
+            yield times
 
 
 def neighbourhood(

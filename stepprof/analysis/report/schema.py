@@ -96,7 +96,7 @@ class Finding(msgspec.Struct, frozen=True):
     seconds: float | None = None
     """Its seconds of the step; None: it has none. Findings that have a `start` share no second with each other."""
     process: str | None = None
-    """The label of the process in which the cause lies; None: several, or not known."""
+    """The label of the process in which the cause lies, of those with a place of their own the one on the critical path (`also` has the others); None: several, or not known."""
     role: str | None = None
     """The role in which the cause lies; None: none, or not known."""
     region: str | None = None
@@ -115,6 +115,8 @@ class Finding(msgspec.Struct, frozen=True):
     """How much shorter the step would be without the cause, from a replay of its work and waits; None: not known."""
     assumption: str | None = None
     """What `saves` assumes."""
+    also: list[str] = []
+    """Other processes in which the cause lies in the same region: `saves` is without it in them too."""
 
 
 class Bar(msgspec.Struct, frozen=True, array_like=True):

@@ -259,4 +259,27 @@ class TestGain:
         assert stragglers(made) == [("actor rank 1", "f", 0.5, 0.5)]
         (slow,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
         assert ", as did actor rank 2" in slow.text
+        assert slow.also == ["actor rank 2"]
         assert slow.assumption == "the ranks take as long as the median of the others"
+
+    def test_more_ranks_that_are_equally_slow_where_ranks_leave_together(self):
+        """Three of eight leave `sync` with the others. One of them alone has no known gain; the three have one, and each is named."""
+        made = combine(
+            [
+                digest(
+                    spans(
+                        rank,
+                        ("window", "actor", 0, 1600, "actor"),
+                        ("region", "f", 0, took := 1500 if rank in (1, 4, 6) else 1000, "actor"),
+                        ("region", "sync", took, 1510 - took, "actor"),
+                    )
+                )
+                for rank in range(8)
+            ],
+            step=2,
+            run_id="r",
+        )
+        (slow,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
+        assert (slow.process, slow.also) == ("actor rank 1", ["actor rank 4", "actor rank 6"])
+        assert ", as did 2 other ranks" in slow.text
+        assert slow.saves == pytest.approx(0.5)

@@ -339,3 +339,22 @@ def test_the_slow_rank_is_in_the_table_of_a_driver(run, capsys) -> None:
     assert any(
         "pack of actor rank 1" in line and "1.50 s (1.50 s to 1.50 s)" in line for line in out.splitlines()
     ), out
+
+
+def test_each_of_several_slow_ranks_is_in_the_table(run, capsys) -> None:
+    """Ranks 1 and 2 of four are slow in `pack`: one finding, and a row for each but the one whose steps these are."""
+    for rank in range(4):
+        slow = rank in (1, 2)
+        spans(run, rank, [(number, {"actor": 4.0 if number == 3 else 2.0}) for number in range(8)])
+        path = run.path / "spans" / f"rank-{rank}.000001.jsonl"
+        path.write_text(path.read_text().replace('"pid": 7', f'"pid": {8 + rank}'))
+        add_regions(run, rank, lambda step, slow=slow: [
+            ("pack", 0, pack := 3.5 if slow and step == 3 else 1.5, {}),
+            ("backward", pack, (4.0 if step == 3 else 2.0) - pack, {}),
+        ])  # fmt: skip
+    assert main(["report", str(run.path), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    (slow,) = [each for each in report["findings"] if each["region"] == "pack" and each["start"] is not None]
+    assert (slow["process"], slow["also"]) == ("actor rank 1", ["actor rank 2"])
+    assert report["neighbourhood"]["process"] == "rank 1"
+    assert [each["process"] for each in report["neighbourhood"]["places"]] == ["actor rank 2"]

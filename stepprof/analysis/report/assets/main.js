@@ -44,7 +44,7 @@ function tiles(report) {
   const tail = report.findings.find(finding => finding.topic === "tail" && finding.seconds !== null && finding.role !== null);
   if (tail) list.push(tile(`Tail of ${tail.role}`, ...split(seconds(tail.seconds)), report.ended ? `${share(tail.seconds / report.seconds)} of the step` : null));
   const slow = report.findings.find(finding => finding.topic === "straggler" && finding.process !== null && finding.seconds !== null);
-  if (slow) list.push(tile("Slowest rank", ...split(`+${seconds(slow.seconds)}`), `${slow.process} in ${slow.region || slow.role || "the step"}`));
+  if (slow) list.push(tile("Slowest rank", ...split(`+${seconds(slow.seconds)}`), `${[slow.process, ...slow.also].join(", ")} in ${slow.region || slow.role || "the step"}`));
   const busy = mean(report.idle.map(idle => idle.busy / (idle.wall || 1)));
   if (busy !== null && report.ended) list.push(tile("Recorded work", share(busy), null, "of the step, mean over processes"));
   return el("div", { class: "tiles" }, list);
