@@ -541,3 +541,24 @@ class TestLeftOpen:
             ("ref", 2, "ref"),
             ("later", None, None),
         ]
+
+
+@pytest.mark.torch
+class TestPermissions:
+    def test_each_file_has_those_of_the_umask(self, warm, tmp_path) -> None:
+        """Files and folders of a run, also the trace of a forked export, get the permissions of the job's umask."""
+        warm.run(
+            """
+            import os, stepprof, torch
+            os.umask(0o027)
+            stepprof.init({"steps": "2", "output_dir": "runs", "on_complete": ["true"]})
+            for step in (1, 2, 3):
+                with stepprof.profile_step(step):
+                    torch.ones(8, 8) + 1
+            stepprof.shutdown()
+            """
+        ).check()
+        paths = [tmp_path / "runs", *(tmp_path / "runs").rglob("*")]
+        assert any(path.name.endswith(".trace.json.gz") for path in paths)
+        wrong = [path for path in paths if path.stat().st_mode & 0o777 != (0o750 if path.is_dir() else 0o640)]
+        assert not wrong
