@@ -17,7 +17,7 @@ from stepprof.formats.recognise import not_a_trace
 from stepprof.host.plain_files import resolved
 from stepprof.run.layout import SPANS, step_number
 from stepprof.run.names import STATUS
-from stepprof.run.runs import find_run, has_step, is_run, list_runs
+from stepprof.run.runs import find_run, has_step, is_run, list_runs, named_run
 
 SCHEMA_VERSION = 1
 OUTPUT_DIR = "stepprof-runs"
@@ -137,12 +137,13 @@ def given_traces(args: argparse.Namespace) -> list[str]:
     if len(traces) < len(args.runs) > 1:
         raise ConfigError(f"RUN: {', '.join(args.runs)}: must be one run, or traces")
     args.run = args.runs[0] if args.runs and not traces else None
-    return only_traces(traces)
+    return only_traces(traces, output_dir(args))
 
 
-def only_traces(texts: Sequence[str]) -> list[str]:
+def only_traces(texts: Sequence[str], folder: Path) -> list[str]:
     """Return RUN… without the files that are no trace, which are printed; raise ConfigError if nothing is left."""
-    others = {text: what for text in texts if is_file(text) and (what := not_a_trace(Path(text)))}
+    files = [text for text in texts if is_file(text) and named_run(folder, text) is None]
+    others = {text: what for text in files if (what := not_a_trace(Path(text)))}
     left = [text for text in texts if text not in others]
     if texts and not left:
         raise ConfigError("; ".join(f'"{text}": {what}' for text, what in others.items()))

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
 
     with chosen_cluster(args) as cluster:
         found = find(
-            only_traces(args.runs),
+            only_traces(args.runs, output_dir(args)),
             output_dir=output_dir(args),
             step=args.step,
             occurrence=args.occurrence,

@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     if outputs.json == outputs.markdown == _THERE:
         raise ConfigError("--json and --markdown: both print to stdout; give one of them a FILE")
     limit = _limit(args.fail_on_regression)
-    sides = _sides(only_traces(args.runs), args.step, output_dir(args))
+    sides = _sides(only_traces(args.runs, output_dir(args)), args.step, output_dir(args))
     if limit is not None and len(sides) != 2:
         raise ConfigError("--fail-on-regression: needs two runs, or two RUN:STEP: A before, B after")
     with chosen_cluster(args) as cluster:

@@ -136,6 +136,12 @@ class TestOneStep:
         assert report("x.trace.json") == 0
         assert capsys.readouterr().out.startswith("run a-run  step 7  400 ms")
 
+    def test_a_file_never_hides_a_run_of_the_same_name(self, runs, tmp_path, capsys):
+        make(runs)
+        (tmp_path / "r").write_text("notes")
+        assert report("r") == 0
+        assert capsys.readouterr().out.startswith("run r  step 2 ")
+
     def test_a_file_that_is_not_a_trace_gets_no_report(self, runs, tmp_path, capsys):
         (tmp_path / "README.md").write_text("# words")
         assert report("README.md") == 2
