@@ -28,7 +28,9 @@ class MarkedStep(msgspec.Struct, frozen=True, array_like=True):
 
 
 def marked_steps(source: Source) -> list[MarkedStep]:
-    """Return the steps that the thread of the profiler marked, in order."""
+    """Return the steps that the thread of the profiler marked, in order. Of two with one number the last one counts, and a finding
+    of the source says so.
+    """
     numbers = {at: int(found[1]) for at, name in enumerate(source.names) if (found := _NAME.fullmatch(name))}
     slices, extent = source.slices, source.extent
     threads = np.array([track.kind == "thread" for track in source.tracks], bool)
@@ -41,12 +43,18 @@ def marked_steps(source: Source) -> list[MarkedStep]:
     marks = marks[slices.track[marks] == slices.track[first]]
     marks = marks[np.argsort(slices.start[marks], kind="stable")]
     starts = slices.start[marks].tolist()
-    return [
+    marked = [
         MarkedStep(numbers[name], start, end)
         for name, start, end in zip(
             slices.name[marks].tolist(), starts, [*starts[1:], extent[1]], strict=True
         )
     ]
+    last = {step.number: step for step in marked}
+    if len(last) < len(marked):
+        source.findings.append(
+            f"{len(marked) - len(last)} steps that torch's profiler marked have the number of a later one: the last one of each number counts"
+        )
+    return sorted(last.values(), key=lambda step: step.start)
 
 
 def median_step(steps: Sequence[MarkedStep]) -> int:

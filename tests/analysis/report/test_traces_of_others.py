@@ -347,6 +347,18 @@ class TestSteps:
         assert "first step of its process" not in printed
         assert main(["report", before, same, "--fail-on-regression", "10%"]) == 0
 
+    def test_a_number_that_is_used_again(self, reported: Reported, steps: list[Event]) -> None:
+        """The profiler ran twice in one capture: the last step of each number counts, and a note has the number of the others."""
+        earlier = [{**each, "ts": each["ts"] - 400_000.0} for each in steps if each["ts"] < 102_000.0]
+        report = reported([*earlier, *steps])
+        assert (report["step"], report["seconds"]) == (7, pytest.approx(0.051))
+        assert sentences(report, "steps")[0].startswith(
+            "torch's profiler marked 4 steps (4-7): this is step 7"
+        )
+        assert [each["problem"] for each in report["problems"]] == [
+            "2 steps that torch's profiler marked have the number of a later one: the last one of each number counts"
+        ]
+
     def test_two_ranks_are_about_one_step(self, tmp_path: Path, steps: list[Event]) -> None:
         """Ranks may differ in which of their steps is the median one."""
         slower = [{**each, "dur": 65_000.0} if each["name"] == "ProfilerStep#5" else each for each in steps]
