@@ -11,6 +11,7 @@ import numpy as np
 from stepprof.analysis.timeline.model import Source
 
 _NAME = re.compile(r"ProfilerStep#(\d{1,18})")
+_CALLED = ("cpu_op", "user_annotation")
 
 
 class MarkedStep(msgspec.Struct, frozen=True, array_like=True):
@@ -29,7 +30,8 @@ class MarkedStep(msgspec.Struct, frozen=True, array_like=True):
 
 def marked_steps(source: Source) -> list[MarkedStep]:
     """Return the steps that the thread of the profiler marked, in order. Of two with one number the last one counts, and a finding
-    of the source says so.
+    of the source says so. A last mark without work is none: the last `profiler.step()` of a loop begins it, and the end of the
+    profile ends it.
     """
     numbers = {at: int(found[1]) for at, name in enumerate(source.names) if (found := _NAME.fullmatch(name))}
     slices, extent = source.slices, source.extent
@@ -42,6 +44,8 @@ def marked_steps(source: Source) -> list[MarkedStep]:
     first = marks[np.argmin(slices.start[marks])]
     marks = marks[slices.track[marks] == slices.track[first]]
     marks = marks[np.argsort(slices.start[marks], kind="stable")]
+    if len(marks) > 1 and not _has_work(source, marks[-1]):
+        marks = marks[:-1]
     starts = slices.start[marks].tolist()
     marked = [
         MarkedStep(numbers[name], start, end)
@@ -55,6 +59,19 @@ def marked_steps(source: Source) -> list[MarkedStep]:
             f"{len(marked) - len(last)} steps that torch's profiler marked have the number of a later one: the last one of each number counts"
         )
     return sorted(last.values(), key=lambda step: step.start)
+
+
+def _has_work(source: Source, mark: int) -> bool:
+    """Return whether an operator, an annotation or work of a device begins after a mark."""
+    slices = source.slices
+    later = slices.start >= slices.start[mark]
+    later[mark] = False
+    kinds = np.array([track.kind for track in source.tracks])[slices.track[later]]
+    called = np.isin(
+        slices.category[later],
+        [source.categories.index(word) for word in _CALLED if word in source.categories],
+    )
+    return bool(np.any(kinds == "stream") or np.any(called & (kinds == "thread")))
 
 
 def median_step(steps: Sequence[MarkedStep]) -> int:

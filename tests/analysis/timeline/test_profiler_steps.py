@@ -12,6 +12,7 @@ def marked(*slices):
         0,
         ("thread", "user_annotation", "ProfilerStep#3", 0, 10),
         ("thread", "user_annotation", "ProfilerStep#4", 12, 10),
+        ("thread", "cpu_op", "aten::mm", 13, 2),
         *slices,
     )
 
@@ -32,6 +33,19 @@ class TestMarkedSteps:
         """A merged file may have the marks of several processes: those of the first thread count."""
         source = marked((("thread", "other"), "user_annotation", "ProfilerStep#3", 1, 10))
         assert [step.number for step in marked_steps(source)] == [3, 4]
+
+    def test_a_last_mark_without_work_is_no_step(self):
+        """The last `profiler.step()` of a loop begins it. The end of the profile calls the device's driver in it."""
+        source = marked(
+            ("thread", "user_annotation", "ProfilerStep#5", 24, 1),
+            ("thread", "cuda_runtime", "cudaDeviceSynchronize", 24.5, 0.2),
+            ("stream", "kernel", "gemm", 14, 10.5),
+        )
+        assert [step.number for step in marked_steps(source)] == [3, 4]
+        assert marked_steps(source)[-1].end == T0 + 25 * MS
+        for work in (("thread", "cpu_op", "aten::mm", 24.5, 0.1), ("stream", "kernel", "gemm", 24.6, 0.3)):
+            source = marked(("thread", "user_annotation", "ProfilerStep#5", 24, 1), work)
+            assert [step.number for step in marked_steps(source)] == [3, 4, 5]
 
     def test_a_trace_without_marks(self):
         assert marked_steps(trace(0, ("thread", "user_annotation", "ProfilerStep", 0, 10))) == []
@@ -58,4 +72,4 @@ class TestCutToStep:
             for name, start, duration in zip(
                 part.slices.name, part.slices.start.tolist(), part.slices.duration.tolist(), strict=True
             )
-        ) == [("ProfilerStep#4", 12, 10), ("empty", 12, 0), ("gemm", 12, 3)]
+        ) == [("ProfilerStep#4", 12, 10), ("aten::mm", 13, 2), ("empty", 12, 0), ("gemm", 12, 3)]
