@@ -18,15 +18,15 @@ def find_task() -> Find | None:
 
     Return None if the program has imported neither trio nor greenlet.
     """
-    of_trio, of_greenlet = _trio(), _greenlet()
-    if of_trio is None and of_greenlet is None:
-        return None
+    of_trio, current = _trio(), getattr(sys.modules.get("greenlet"), "getcurrent", None)
+    if of_trio is None:
+        return None if current is None else _of_greenlet(current)
+
+    otherwise = asyncio._get_running_loop if current is None else _of_greenlet(current)
 
     def find() -> Any:
-        found = None if of_trio is None else of_trio()
-        if found is None:
-            found = asyncio._get_running_loop()
-        return of_greenlet() if found is None and of_greenlet is not None else found
+        found = of_trio()
+        return otherwise() if found is None else found
 
     return find
 
@@ -54,12 +54,13 @@ def _trio() -> Find | None:
     return find
 
 
-def _greenlet() -> Find | None:
-    current: Any = getattr(sys.modules.get("greenlet"), "getcurrent", None)
-    if current is None:
-        return None
+def _of_greenlet(current: Find, running_loop: Find = asyncio._get_running_loop) -> Find:
+    """Return such a function without trio. structlog imports greenlet wherever it is installed, so this is one call and no more."""
 
     def find() -> Any:
+        loop = running_loop()
+        if loop is not None:
+            return loop
         here = current()
         return None if here.parent is None else here  # the thread itself
 
