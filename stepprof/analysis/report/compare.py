@@ -248,7 +248,8 @@ def noise_text(change: Change) -> str:
     """Return the noise of a change in words, with its origin."""
     if change.noise is None:
         if change.topic in ("step", "role", "region"):
-            return f"the noise is unknown: fewer than {FEWEST} other steps with it have spans"
+            known = "are known" if change.topic == "step" else "with it are known"
+            return f"the noise is unknown: fewer than {FEWEST} other steps {known}"
         if change.noise_processes is None:
             return "the noise is unknown: there are no two processes that did equal work"
         between = seconds_text(change.noise_processes)

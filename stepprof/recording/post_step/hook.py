@@ -133,6 +133,9 @@ class Completer:
         if ended.status:
             how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
             return {**outcome, "status": "failed", "error": f"it ended with {how}"}
+        if ended.status is None:
+            error = "it ended, but its exit status is not known: other code in this process reaps its children"
+            return {**outcome, "status": "failed", "error": error}
         return {**outcome, "status": "complete", "error": None}
 
     def _facts(self, steps: Iterable[Step]) -> dict[str, str]:

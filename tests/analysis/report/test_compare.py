@@ -83,7 +83,7 @@ class TestChanges:
         assert (change(compared, "actor").noise, change(compared, "actor").significant) == (None, False)
         assert [finding.text for finding in compared.findings] == [
             "the step took 10 s, as long as before",
-            "actor took 67% longer: 3.0 s before, 5.0 s now; the noise is unknown: fewer than 3 other steps with it have spans",
+            "actor took 67% longer: 3.0 s before, 5.0 s now; the noise is unknown: fewer than 3 other steps with it are known",
         ]
 
     def test_variation_between_steps_is_not_significant(self):
@@ -252,7 +252,7 @@ class TestChanges:
             report(7.5, kernels=[op("gemm", 1.0, 1.0, kind="kernel")]),
         )
         assert [finding.text for finding in compared.findings] == [
-            "the step took 25% shorter: 10 s before, 7.5 s now; the noise is unknown: fewer than 3 other steps with it have spans",
+            "the step took 25% shorter: 10 s before, 7.5 s now; the noise is unknown: fewer than 3 other steps are known",
             "gemm took 50% shorter: 2.0 s before, 1.0 s now; the noise is unknown: 0 us between processes, and between steps perhaps more",
         ]
 

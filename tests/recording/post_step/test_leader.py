@@ -43,8 +43,8 @@ for step in range(1, options.get("steps", 5) + 1):
     together(f"step-{step}")
     with stepprof.profile_step(step, role="actor"):
         total += step
-    if step == options.get("unwritable_after"):
-        exec(options["unwritable"])
+    if step == options.get("code_after"):
+        exec(options["code"])
     if step == options.get("dies_after") and rank == options.get("dies", rank):
         time.sleep(options.get("dies_in", 0))
         os.kill(os.getpid(), signal.SIGKILL)
@@ -201,6 +201,15 @@ class TestCommand:
         if "oh no" in command[-1]:
             assert manifests[2]["completions"][0]["output"] == "oh no\n"
 
+    def test_a_command_whose_exit_status_is_lost_is_not_complete(self, job: Job) -> None:
+        """A job that ignores SIGCHLD never gets the exit status of its children."""
+        code = "signal.signal(signal.SIGCHLD, signal.SIG_IGN)"
+        manifests = job.go(config={"on_complete": ["sh", "-c", "exit 3"]}, code_after=1, code=code)
+        for manifest in manifests.values():
+            (entry,) = manifest["completions"]
+            assert (entry["status"], entry["exit_status"]) == ("failed", None)
+            assert entry["error"].startswith("it ended, but its exit status is not known")
+
     def test_a_command_that_prints_without_end(self, job: Job) -> None:
         """Of a command that prints without end, the last 2,000 characters are kept, and the
         command fails at its time limit.
@@ -279,7 +288,7 @@ while not os.path.isfile('runs/job'):  # what is written at this very moment mak
 """
         config = {"on_complete": NOTE, "keep_steps": 1, "upload": f"file://{job.folder}/up", "steps": "2"}
         job.start(
-            config={**config, "strict": strict}, unwritable_after=3, unwritable=gone, rest_after=[5], rest=1.2
+            config={**config, "strict": strict}, code_after=3, code=gone, rest_after=[5], rest=1.2
         )
         job.end()
         assert "cannot be" in job.printed[0]
