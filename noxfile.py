@@ -33,7 +33,7 @@ ON_ONE_PYTHON = [
     *("tests/analysis/findings", "tests/analysis/report", "tests/diagnosis", "tests/log"),
     *(f"tests/analysis/timeline/test_{name}.py" for name in ("alignment", "chrome", "kineto", "perfetto")),
     *("tests/backends/nsys", "tests/remote/test_nsys.py"),
-    *("tests/cli/test_hostile.py", "tests/cli/test_row_grouping.py", "tests/test_redaction.py"),
+    *("tests/cli/test_hostile.py", "tests/cli/test_row_grouping.py", "tests/redaction/test_messages.py"),
     *("tests/run/test_occurrences.py", "tests/run/test_reasons.py"),
     *(f"tests/project/test_{name}.py" for name in ("benchmarks", "docs", "hanging", "layout", "words")),
 ]

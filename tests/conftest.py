@@ -84,7 +84,7 @@ def clean_log() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def clean_secrets() -> None:
     """Forget the keys of other tests."""
-    if (redaction := sys.modules.get("stepprof.redaction")) is not None:
+    if (redaction := sys.modules.get("stepprof.redaction.messages")) is not None:
         redaction._secrets.clear()
 
 

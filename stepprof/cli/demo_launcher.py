@@ -25,7 +25,7 @@ from typing import IO
 
 from stepprof.cli.output import print_lines
 from stepprof.host.own_python import own_python
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 
 NOISE = re.compile(r"^(USDT:.*)?$")
 """Lines that libraries write to stderr for their own developers: Kineto's probe lines.

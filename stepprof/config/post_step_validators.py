@@ -11,7 +11,7 @@ import re
 
 from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
-from stepprof.secret_places import without_keys, without_secrets
+from stepprof.redaction.secret_places import without_keys, without_secrets
 
 # of fsspec 2026.9; an installed fsspec is asked directly
 _PROTOCOLS = (

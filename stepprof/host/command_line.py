@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
-from stepprof.redaction import quoted
-from stepprof.secret_places import MASK, is_secret, without_keys
+from stepprof.redaction.messages import quoted
+from stepprof.redaction.secret_places import MASK, is_secret, without_keys
 
 MOST_ARGUMENTS = 300
 LONGEST = 400

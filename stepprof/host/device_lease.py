@@ -22,7 +22,7 @@ from stepprof.errors import BackendError, Busy
 from stepprof.host import real_time
 from stepprof.host.plain_json import parse_json
 from stepprof.interrupts import ignored, ours
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 
 _LOOK_SECONDS = 0.02
 _TRIES = 50

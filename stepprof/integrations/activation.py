@@ -14,7 +14,7 @@ from stepprof.integrations.patches import Patches
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.session import current_session
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 from stepprof_autoload import FRAMEWORKS as PACKAGES
 
 _SHARED = {"lightning_fabric": "lightning", "miles": "slime", "pytorch_lightning": "lightning"}

@@ -19,7 +19,7 @@ import structlog
 
 from stepprof.interrupts import ignored, ours
 from stepprof.log.events import EVENTS
-from stepprof.redaction import redacted
+from stepprof.redaction.messages import redacted
 
 _standard = logging.getLogger("stepprof")
 _LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING}

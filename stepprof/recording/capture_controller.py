@@ -26,7 +26,7 @@ from stepprof.recording.capture import Ending, LocalCapture
 from stepprof.recording.exclusive_access import ExclusiveAccess
 from stepprof.recording.export.tracker import Exports
 from stepprof.recording.window_handle import Ticket, log_outcome
-from stepprof.redaction import redacted
+from stepprof.redaction.messages import redacted
 from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.model import WHOLE_STEP
 from stepprof.run.reasons import ReasonCode

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from stepprof.config.options.npu import NpuOptions
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.errors import EngineError
-from stepprof.redaction import redacted
+from stepprof.redaction.messages import redacted
 from stepprof.run.model import Artifact, Window
 
 if TYPE_CHECKING:

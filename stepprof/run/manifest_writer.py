@@ -19,7 +19,7 @@ from stepprof.host.clock import Anchor
 from stepprof.host.process_identity import writer_identity
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
-from stepprof.redaction import MOST, quoted, redacted
+from stepprof.redaction.messages import MOST, quoted, redacted
 from stepprof.run.conflicts import rival_in
 from stepprof.run.entry_times import Timing
 from stepprof.run.layout import Claim, RunDir

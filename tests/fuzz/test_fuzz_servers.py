@@ -22,7 +22,7 @@ from simulated import read_entries
 import stepprof
 from fuzz.hostile import CANARY, KINDS, USER, Routes
 from stepprof.config.options.engine import EngineOptions
-from stepprof.redaction import hide
+from stepprof.redaction.messages import hide
 from stepprof.remote.base import EngineFailure, EngineWindow
 from stepprof.remote.http import client, clock, kind
 from stepprof.run.model import Window

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepprof.host.command_line import command_line
-from stepprof.redaction import MASK
+from stepprof.redaction.messages import MASK
 
 SECRET = "Zq7-w0rd.that/nobody=knows"
 

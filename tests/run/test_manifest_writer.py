@@ -11,7 +11,7 @@ from runs import make_run
 
 from stepprof.config.config import Config
 from stepprof.recording.window_handle import Ticket, log_outcome
-from stepprof.redaction import hide
+from stepprof.redaction.messages import hide
 from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_entry
 from stepprof.run.model import Artifact, Window

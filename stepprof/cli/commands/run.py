@@ -31,7 +31,7 @@ from stepprof.errors import ConfigError
 from stepprof.host.plain_files import resolved
 from stepprof.integrations import bootstrap
 from stepprof.integrations.activation import FRAMEWORKS
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 from stepprof.run.announced import VARIABLE, announced
 from stepprof.run.layout import MANIFEST, step_folder
 from stepprof.run.runs import list_runs, read_run, steps

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from stepprof.config.validators import checked, seconds, settle, whole
 from stepprof.errors import ConfigError
-from stepprof.secret_places import without_keys, without_secrets
+from stepprof.redaction.secret_places import without_keys, without_secrets
 
 
 def _endpoint(value: object, key: str) -> str:

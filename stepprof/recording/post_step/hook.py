@@ -24,13 +24,14 @@ from stepprof.host.subprocesses import run_bounded
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.post_step.completeness import OUTCOMES, Step
-from stepprof.redaction import redacted
+from stepprof.redaction.messages import redacted
 from stepprof.run.folders import make_folder
 from stepprof.run.layout import AFTER, MANIFEST, ON_COMPLETE, step_folder
 from stepprof.run.schema import CompletionEntry
 
 LOST = "the process ended before the command did"
 AT_THE_END = "the run ended"
+NOT_KNOWN = "it ended, but its exit status is not known: other code in this process reaps its children"
 
 
 @dataclass(eq=False, kw_only=True)
@@ -134,8 +135,7 @@ class Completer:
             how = f"signal {-ended.status}" if ended.status < 0 else f"exit status {ended.status}"
             return {**outcome, "status": "failed", "error": f"it ended with {how}"}
         if ended.status is None:
-            error = "it ended, but its exit status is not known: other code in this process reaps its children"
-            return {**outcome, "status": "failed", "error": error}
+            return {**outcome, "status": "failed", "error": NOT_KNOWN}
         return {**outcome, "status": "complete", "error": None}
 
     def _facts(self, steps: Iterable[Step]) -> dict[str, str]:

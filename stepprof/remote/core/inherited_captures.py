@@ -11,7 +11,7 @@ from stepprof.host.atomic_files import publish, write_atomically, write_temporar
 from stepprof.host.plain_files import read_table
 from stepprof.interrupts import ours
 from stepprof.log import logger
-from stepprof.redaction import redacted
+from stepprof.redaction.messages import redacted
 from stepprof.remote.artifacts import SUFFIX
 from stepprof.remote.loop import in_thread
 from stepprof.run.layout import MANIFEST

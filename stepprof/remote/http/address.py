@@ -9,7 +9,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from stepprof.errors import ConfigError
 from stepprof.interrupts import ours
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 
 PORTS = {"http": 80, "https": 443}
 _NO_HOST = re.compile(r"[\x00-\x20\x7f/?#@\\]")

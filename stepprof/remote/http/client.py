@@ -23,7 +23,7 @@ from pathlib import Path
 from stepprof.errors import ConfigError
 from stepprof.host import real_time
 from stepprof.interrupts import ours
-from stepprof.redaction import hide, quoted
+from stepprof.redaction.messages import hide, quoted
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.http.address import PORTS, Address
 from stepprof.remote.http.offset_bounds import Bounds

@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from stepprof.interrupts import ours
-from stepprof.redaction import masked, quoted
+from stepprof.redaction.messages import masked, quoted
 from stepprof.remote.http.address import PORTS, joined
 
 MOST_BYTES = 1 << 22

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from stepprof.errors import ConfigError
 from stepprof.interrupts import ours
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 from stepprof.remote.http.address import Address
 from stepprof.remote.http.wire import addresses
 

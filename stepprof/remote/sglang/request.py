@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from stepprof.log import logger
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_backends import records
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.interrupts import ours
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import writers
 from stepprof.remote.core.statistics import SGLANG, served

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 from stepprof.remote.artifacts import damages, is_whole, opened
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import LINK, is_engine_file

@@ -287,9 +287,7 @@ while not os.path.isfile('runs/job'):  # what is written at this very moment mak
         pass
 """
         config = {"on_complete": NOTE, "keep_steps": 1, "upload": f"file://{job.folder}/up", "steps": "2"}
-        job.start(
-            config={**config, "strict": strict}, code_after=3, code=gone, rest_after=[5], rest=1.2
-        )
+        job.start(config={**config, "strict": strict}, code_after=3, code=gone, rest_after=[5], rest=1.2)
         job.end()
         assert "cannot be" in job.printed[0]
 

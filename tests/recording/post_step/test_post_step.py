@@ -37,7 +37,7 @@ from stepprof.recording.post_step.upload import uploads
 from stepprof.recording.post_step.upload.child import Target
 from stepprof.recording.post_step.upload.program import Program
 from stepprof.recording.post_step.upload.uploads import missing
-from stepprof.redaction import hide
+from stepprof.redaction.messages import hide
 from stepprof.remote.ray.inside.follower import _OF_THE_DRIVER, spans_only
 from stepprof.run.fragments import read_after
 from stepprof.run.manifest import read_step

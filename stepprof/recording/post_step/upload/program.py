@@ -16,7 +16,7 @@ from typing import Any
 from stepprof.host import subprocesses
 from stepprof.host.readable import readable
 from stepprof.recording.post_step.upload import child as uploadjob
-from stepprof.redaction import quoted
+from stepprof.redaction.messages import quoted
 
 PAUSE_SECONDS = 0.5
 """The pause before the second try; it doubles with each try."""

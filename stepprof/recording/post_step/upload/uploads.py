@@ -19,7 +19,7 @@ from stepprof.host import real_time, subprocesses
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.post_step.upload.program import Program
-from stepprof.redaction import redacted
+from stepprof.redaction.messages import redacted
 from stepprof.run.layout import RunDir
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.names import RUN_FILE

@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import stepprof
-from stepprof import redaction
 from stepprof.log import logger
-from stepprof.redaction import MOST, hide, masked, quoted, redacted
+from stepprof.redaction import messages as redaction
+from stepprof.redaction.messages import MOST, hide, masked, quoted, redacted
 from stepprof.remote.base import EngineFailure
 from stepprof.run.manifest_writer import describe_error
 

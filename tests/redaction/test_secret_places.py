@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from stepprof.secret_places import is_secret, without_keys, without_secrets
+from stepprof.redaction.secret_places import is_secret, without_keys, without_secrets
 
 
 class TestIsSecret:

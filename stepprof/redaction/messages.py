@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepprof.interrupts import ours
-from stepprof.secret_places import MASK, without_secrets
+from stepprof.redaction.secret_places import MASK, without_secrets
 
 MOST = 2000
 """Maximum characters of one quotation."""

@@ -1,0 +1,1 @@
+"""Keep secrets and control characters out of messages, command lines and configurations."""
