@@ -28,17 +28,17 @@ PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.
     ("content", "what"),
     [
         (TRACE, None),
-        (gzip.compress(TRACE), None),
+        (gzip.compress(TRACE, mtime=0), None),
         (b'[{"ph": "X"}', None),
         (b'{"traceEvents": [', None),
         (b'{"schemaVersion": 1, "deviceProperties": [', None),
-        (gzip.compress(TRACE)[:20], None),
+        (gzip.compress(TRACE, mtime=0)[:20], None),
         (b"", "is empty"),
         (b"loss 0.1\n", f"is text and no trace: {TAKEN}"),
         (b"\x7fELF\0\0\0", f"is a binary file and no trace: {TAKEN}"),
         (b"\xef\xbb\xbf<!DOCTYPE html>", f"is a web page and no trace: {TAKEN}"),
         (b'{"lr": 0.1}', "is JSON without traceEvents, and no trace"),
-        (gzip.compress(b'{"lr": 0.1}'), "is JSON without traceEvents, and no trace"),
+        (gzip.compress(b'{"lr": 0.1}', mtime=0), "is JSON without traceEvents, and no trace"),
         (pickle.dumps({"segments": []}), PICKLE),
         (b"PK\x03\x04...", f"is a ZIP archive: {TAKEN}"),
         (b"SQLite format 3\0...", f"is a SQLite database of another tool: {TAKEN}"),
@@ -55,7 +55,7 @@ def test_files_of_stepprof(tmp_path: Path) -> None:
     """The report, the comparison, the timeline, the manifest, spans and `run.json` are each named."""
     run = make_run(tmp_path, "r")
     for step in (2, 3):
-        record(run, step=step, data=gzip.compress(TRACE))
+        record(run, step=step, data=gzip.compress(TRACE, mtime=0))
     write_spans(run, 0, region("update", 0.5))
     assert (
         main(["report", str(run.path), "--step", "2"]) == main(["merge", str(run.path), "--step", "2"]) == 0
