@@ -39,7 +39,10 @@ def untraced(act: Callable[[], T]) -> T:
             failures.append(failure)
 
     thread = threading.Thread(target=work, name="stepprof-import", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # no more threads, or the interpreter is shutting down
+        return act()
     thread.join()
     if failures:
         raise failures[0]

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 
 import pytest
 
 from stepprof.untraced import untraced
+
+
+def test_without_another_thread(mocker) -> None:
+    """If no thread can be started, as at the end of the interpreter, this one imports."""
+    torch = mocker.Mock(_is_profiler_enabled=True)
+    mocker.patch.dict(sys.modules, {"torch.autograd.profiler": torch})
+    mocker.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
+    assert untraced(threading.current_thread) is threading.current_thread()
+
 
 INSIDE = """
     import sys, torch

@@ -98,6 +98,9 @@ EVENTS: dict[str, Event] = {
     "export.in_place": Event(
         "warning", "a capture is exported in the training thread", "label backend reason"
     ),
+    "export.again": Event(
+        "warning", "a process of an export ended without a result, and the job runs in another one", "label"
+    ),
     "export.in_thread": Event(
         "warning", "a capture is exported in a thread, not in a child process", "label reason"
     ),

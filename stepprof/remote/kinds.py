@@ -112,12 +112,16 @@ def is_known(target: object) -> bool:
 
 def _kinds() -> tuple[EngineKind, ...]:
     """Return the kinds of engine, those of other packages first: they may refine one of this package."""
-    return untraced(functools.partial(_installed, tuple(sys.path)))
+    return _installed(tuple(sys.path))
 
 
 @functools.lru_cache(maxsize=1)
 def _installed(path: tuple[str, ...]) -> tuple[EngineKind, ...]:
     """Return the kinds that can be imported from this path, cached: the search takes some milliseconds, and happens at every arm."""
+    return untraced(_loaded)
+
+
+def _loaded() -> tuple[EngineKind, ...]:
     from importlib.metadata import entry_points
 
     theirs = [_made(point.load()) for point in entry_points(group=GROUP)]

@@ -102,12 +102,12 @@ class _Child:
         return self.hung
 
     def was_killed_by_others(self, status: object) -> bool:
-        """Return whether another process has killed it: neither this one, nor the kernel for lack of memory.
+        """Return whether another process has killed it, or may have: neither this one, nor the kernel for lack of memory.
 
-        A process that ignores SIGCHLD gets no exit status. Only a child that was killed is silent then.
+        A process that ignores SIGCHLD gets no exit status.
         """
-        silent = status is fork.UNKNOWN and self.pid != 0 and not self.received
-        if self.late or not (silent or fork.is_killed(status)):
+        unknown = status is fork.UNKNOWN and self.pid != 0
+        if self.late or not (unknown or fork.is_killed(status)):
             return False
         before = self.out_of_memory_before
         return before is not None and before == out_of_memory_kills()
@@ -336,11 +336,29 @@ class Exporter:
             self._finish(child.job, verdict.artifacts, verdict.error, verdict.seconds, verdict.outcome)
         elif child.hung:
             self._run_again(child.job, "the export process hung on a lock that was locked when it was forked")
-        elif child.was_killed_by_others(status):
-            self._run_again(child.job, "another process has killed the export process")
-        else:
+        elif not child.was_killed_by_others(status):
             error = f"the export process {fork.how_it_ended(status)} before its file was complete"
             self._finish(child.job, (), error, real_time.perf_counter() - child.began)
+        elif fork.is_killed(status):
+            self._run_again(child.job, "another process has killed the export process")
+        else:
+            self._fork_again(child)
+
+    def _fork_again(self, child: _Child) -> None:
+        """Run the job of a child whose exit status is unknown once more, in another child: here it could end this process."""
+        job = child.job
+        if job.forked_again:
+            error = (
+                "the export process ended before its file was complete, twice; its exit status is not known"
+            )
+            self._finish(job, (), error, real_time.perf_counter() - child.began)
+            return
+        job.forked_again, job.note = True, "exported again: the first export process ended without a result"
+        logger.warning("export.again", label=job.label)
+        if isinstance(job.thunk, Export):
+            job.thunk.discard()
+        with self._lock:
+            self._queue.append(job)
 
     def _run_again(self, job: ExportJob, reason: str) -> None:
         """Run the job of a child that was killed, here in the parent."""

@@ -13,7 +13,6 @@ copy of a training process obeys these rules:
 from __future__ import annotations
 
 import contextlib
-import faulthandler
 import gc
 import json
 import os
@@ -93,7 +92,6 @@ def _be_child(work: Callable[[Send], None], writer: int, mask: set[int]) -> NoRe
     code = 70
     try:
         gc.disable()  # also if another thread of the parent has enabled it again
-        faulthandler.enable(writer, all_threads=False)  # a crash is no silent end: see `reap`
         _reset_signals(mask)
         _close_sockets()
         _step_back()
@@ -102,8 +100,6 @@ def _be_child(work: Callable[[Send], None], writer: int, mask: set[int]) -> NoRe
         code = 0
     except BaseException:  # noqa: BLE001 - in a forked copy of the user's program no exception may propagate; the parent sees the exit status
         code = 71
-        with contextlib.suppress(BaseException):
-            _write(writer, b"failed")
     finally:
         _leave(code)
 
@@ -164,9 +160,6 @@ def kill(pid: int, number: int) -> None:
 def reap(pid: int, *, block: bool) -> object:
     """Return the exit status of our child, RUNNING or UNKNOWN. Only this pid is waited for: other
     children are the user's.
-
-    If this process ignores SIGCHLD, the status is UNKNOWN. A child that crashed or failed has written to its pipe;
-    one that was killed has not.
     """
     if pid == 0:  # its pid was lost: only its pipe shows the result
         return UNKNOWN if block else RUNNING

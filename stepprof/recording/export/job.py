@@ -56,6 +56,7 @@ class ExportJob:
     note: str | None = None
     in_child: OnDone | None = None
     threaded: bool = False
+    forked_again: bool = False
 
 
 def perform(thunk: ExportCall | None) -> tuple[tuple[Artifact, ...], str | None, Outcome]:
