@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 
@@ -19,6 +20,9 @@ _LATER = "they began that much later; the trace does not show what they waited f
 _LOOK = (
     "look at what their streams waited for: an event of another stream, a copy, another process on the device"
 )
+_FILL = re.compile(r"(?i)memset")
+_OF_HOST = re.compile(r"(?i)htod|dtoh|host")
+_PINNED = "copy from pinned memory with non_blocking=True on a stream of its own, so that kernels run meanwhile; or copy less"
 _NO_GAPS = "kernels follow each other without gaps"
 
 
@@ -105,17 +109,19 @@ def copies(ledger: Ledger) -> None:
     if not kinds:
         return
     name, longest = kinds.most_common(1)[0]
-    why = f"{quoted(name)} took longest of its copies: {seconds_text(longest / 1e9)} in all"
+    fills = all(_FILL.match(each) for each in kinds)
+    why = f"{quoted(name)} took longest of its {'fills' if fills else 'copies'}: {seconds_text(longest / 1e9)} in all"
+    advice = _PINNED if _OF_HOST.search(name) else "copy and fill less, or on a stream of its own"
     claim_together(
         ledger,
         parts,
         lambda part: part.when & copying[part.process],
         Cause(
             "memcpy",
-            "the device of {processes} only copied data for {seconds} in {places}",
+            f"the device of {{processes}} only {'filled memory' if fills else 'copied data'} for {{seconds}} in {{places}}",
             why,
-            "copy from pinned memory with non_blocking=True on a stream of its own, so that kernels run meanwhile; or copy less",
-            "kernels run while it copies",
+            advice,
+            "kernels run meanwhile",
         ),
     )
 

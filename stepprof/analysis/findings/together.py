@@ -108,21 +108,23 @@ def _places(found: Sequence[tuple[Part, Intervals]]) -> str:
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """Return the longest finding of each kind with the same advice, with the number of the others. On several clocks each
-    process has findings of its own.
+    """Return the longest finding of each kind with the same advice, with the number of the others of other processes. On several
+    clocks each process has findings of its own. Another one of the same process, or of several processes, stays as it is.
     """
     alike: dict[tuple[str, str | None], list[Finding]] = {}
     for each in findings:
         alike.setdefault((each.topic, each.advice), []).append(each)
-    return [_first_of(those) for those in alike.values()]
+    return [made for those in alike.values() for made in _folded(those)]
 
 
-def _first_of(alike: Sequence[Finding]) -> Finding:
+def _folded(alike: Sequence[Finding]) -> list[Finding]:
     first, *others = sorted(alike, key=lambda each: -(each.seconds or 0.0))
-    whose = {each.process for each in others} - {first.process, None}
-    if not whose:
-        return first
-    low, high = (seconds_text(each.seconds or 0.0) for each in (others[-1], others[0]))
-    more = "another process" if len(whose) == 1 else f"{len(whose)} other processes"
+    known = first.process is not None
+    similar = [each for each in others if known and each.process not in (first.process, None)]
+    if not similar:
+        return [first, *others]
+    low, high = (seconds_text(each.seconds or 0.0) for each in (similar[-1], similar[0]))
+    number = len({each.process for each in similar})
+    more = "another process" if number == 1 else f"{number} other processes"
     text = f"{first.text}; similar in {more}, {low if low == high else f'{low} to {high}'}"
-    return replace(first, text=text)
+    return [replace(first, text=text), *(each for each in others if each not in similar)]

@@ -55,8 +55,10 @@ class HostCalls(msgspec.Struct, frozen=True):
 def host_calls(source: Source, chosen: Chosen) -> HostCalls:
     """Return the calls and launches of a source that has a device; of any other one only when torch's compiler ran."""
     slices, flows = source.slices, source.flows
-    compiler = np.flatnonzero(np.array([_COMPILES in each for each in source.names], bool)[slices.name])
-    compiling = chosen.when(compiler).coarse(_STRETCHES)[0].pack() if len(compiler) else b""
+    named = np.array([_COMPILES in each for each in source.names], bool)[slices.name]
+    threads = np.array([track.kind == "thread" for track in source.tracks], bool)[slices.track]
+    compiler = np.flatnonzero(named & threads)
+    compiling = _longest(chosen.when(compiler)).pack() if len(compiler) else b""
     if not len(chosen.device):
         return HostCalls(compiling=compiling)
     copies, copying = _copies(source, chosen)
@@ -108,7 +110,7 @@ def _copies(source: Source, chosen: Chosen) -> tuple[list[HostCall], Moments]:
 
 
 def _longest(when: Intervals) -> Intervals:
-    """Return the longest intervals: closing the gaps between copies would count kernels as copies."""
+    """Return the longest intervals: closing the gaps between copies would count what is between them too."""
     if len(when) <= MOST_STRETCHES:
         return when
     kept = np.sort(np.argpartition(when.start - when.end, MOST_STRETCHES)[:MOST_STRETCHES])

@@ -62,16 +62,21 @@ def marked_steps(source: Source) -> list[MarkedStep]:
 
 
 def _has_work(source: Source, mark: int) -> bool:
-    """Return whether an operator, an annotation or work of a device begins after a mark."""
+    """Return whether an operator or an annotation begins after a mark; in a trace without operators, work of a device.
+
+    Kernels of the steps before it may begin after it.
+    """
     slices = source.slices
     later = slices.start >= slices.start[mark]
     later[mark] = False
-    kinds = np.array([track.kind for track in source.tracks])[slices.track[later]]
-    called = np.isin(
-        slices.category[later],
-        [source.categories.index(word) for word in _CALLED if word in source.categories],
-    )
-    return bool(np.any(kinds == "stream") or np.any(called & (kinds == "thread")))
+    words = np.array([word in _CALLED for word in source.categories], bool)[slices.category]
+    kinds = np.array([track.kind for track in source.tracks])[slices.track]
+    operators = (kinds == "thread") & np.array([word == "cpu_op" for word in source.categories], bool)[
+        slices.category
+    ]
+    if np.any(later & words & (kinds == "thread")):
+        return True
+    return not np.any(operators) and bool(np.any(later & (kinds == "stream")))
 
 
 def median_step(steps: Sequence[MarkedStep]) -> int:

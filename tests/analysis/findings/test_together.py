@@ -33,6 +33,13 @@ class TestFolded:
         (made,) = folded([finding("rank 0", 0.3), finding("rank 1", 0.3)])
         assert made.text.endswith("; similar in another process, 300 ms")
 
+    def test_another_one_of_the_same_process_stays(self):
+        """So does one of several processes, such as all ranks on another clock."""
+        several = [finding("rank 0", 0.3), finding("rank 0", 0.2), finding(None, 0.1)]
+        assert folded(several) == several
+        made = folded([finding(None, 0.3), finding("rank 1", 0.2), finding("rank 2", 0.1)])
+        assert [each.text for each in made] == ["None: 0.3", "rank 1: 0.2", "rank 2: 0.1"]
+
 
 class TestClaimTogether:
     def test_short_parts_count_together(self):

@@ -601,6 +601,25 @@ class TestCauses:
         ]
         assert not [each for each in report["regions"] if "compile_id" in each["region"]]
 
+    def test_time_between_phases_of_the_compiler_is_not_its_own(self, reported: Reported) -> None:
+        """A thousand phases of 20 us, 100 us apart; those that the device shows are copies of them."""
+        name = "compile (dynamo_timed)"
+        phases = [slice_(name, "cpu_op", 100.0 * at, 20) for at in range(1, 1000)]
+        shown = [slice_(name, "gpu_user_annotation", 0, 100_000, 0, 7)]
+        report = reported([*self.regions((50, 50)), *phases, *shown])
+        (found,) = (each for each in report["findings"] if each["topic"] == "compile")
+        assert found["seconds"] == pytest.approx(999 * 20e-6)
+
+    def test_filling_memory_is_no_copy(self, reported: Reported) -> None:
+        """Its advice is not that for copies from the host."""
+        fill = slice_("Memset (Device)", "gpu_memset", 20_000, 30_000, 0, 8)
+        report = reported([*self.regions((0, 20), (50, 50)), fill])
+        assert sentences(report, "memcpy") == [
+            "the device of a.pt.trace.json only filled memory for 30 ms in `backward` (20 ms) and `forward` (10 ms)"
+        ]
+        (found,) = (each for each in report["findings"] if each["topic"] == "memcpy")
+        assert "pinned" not in found["advice"]
+
     @pytest.mark.parametrize("offset", [0.0, 7_000.0])
     def test_64_ranks_fill_one_screen(self, tmp_path: Path, offset: float) -> None:
         """On one clock and on 64 of them; the note about clocks is one too."""

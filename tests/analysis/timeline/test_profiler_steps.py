@@ -43,9 +43,18 @@ class TestMarkedSteps:
         )
         assert [step.number for step in marked_steps(source)] == [3, 4]
         assert marked_steps(source)[-1].end == T0 + 25 * MS
-        for work in (("thread", "cpu_op", "aten::mm", 24.5, 0.1), ("stream", "kernel", "gemm", 24.6, 0.3)):
-            source = marked(("thread", "user_annotation", "ProfilerStep#5", 24, 1), work)
-            assert [step.number for step in marked_steps(source)] == [3, 4, 5]
+        last = ("thread", "user_annotation", "ProfilerStep#5", 24, 1)
+        late = ("stream", "kernel", "gemm", 24.6, 9)  # launched by a step before it
+        assert [step.number for step in marked_steps(marked(last, late))] == [3, 4]
+        assert [
+            step.number for step in marked_steps(marked(last, ("thread", "cpu_op", "aten::mm", 24.5, 0.1)))
+        ] == [3, 4, 5]
+
+    def test_a_trace_of_devices_alone(self):
+        """Without operators of a host, kernels show that the last step has work."""
+        marks = [("thread", "user_annotation", f"ProfilerStep#{number}", 10 * number, 9) for number in (1, 2)]
+        kernels = [("stream", "kernel", "gemm", 10 * number + 1, 5) for number in (1, 2)]
+        assert [step.number for step in marked_steps(trace(0, *marks, *kernels))] == [1, 2]
 
     def test_a_trace_without_marks(self):
         assert marked_steps(trace(0, ("thread", "user_annotation", "ProfilerStep", 0, 10))) == []
