@@ -6,7 +6,8 @@ The clocks of two machines usually differ by more than that.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,6 +27,12 @@ APART = 5
 """Calls must follow each other in at least this many times the difference of their ends. Otherwise chance explains it."""
 
 
+COMPARED_EACH = 32
+"""Representatives that are compared one by one; more are filtered by their ends first."""
+ALIKE = 0.9
+"""Share of common calls from which a trace needs no representative of its own next to another one."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Ends:
     """The ends of the collectives of one process group, in order, and the number of calls of each kind."""
@@ -34,31 +41,84 @@ class _Ends:
     kind: npt.NDArray[np.int64]
 
 
+class _Representatives:
+    """Traces with calls of groups of one name: at least one for each clock and each of the groups."""
+
+    def __init__(self) -> None:
+        self.of: list[tuple[int, _Ends]] = []
+        """The number of the trace, and its ends."""
+        self._indexed = 0
+        self._counts = self._owner = np.empty(0, np.int64)
+        self._end: Times = np.empty(0, np.int64)
+
+    def near(self, ends: _Ends) -> Iterator[tuple[int, _Ends]]:
+        """Yield those that may end together with a trace, the most likely first."""
+        if len(self.of) - self._indexed > COMPARED_EACH:
+            self._index()
+        if self._indexed:
+            first = np.searchsorted(self._end, ends.end - TOGETHER_NS)
+            count = np.searchsorted(self._end, ends.end + TOGETHER_NS, "right") - first
+            hit = np.arange(count.sum()) + np.repeat(first - np.cumsum(count) + count, count)
+            hits = np.bincount(self._owner[hit], minlength=self._indexed)
+            fewer = np.minimum(self._counts, len(ends.end))
+            likely = np.flatnonzero(hits > MOST_OF_THEM * fewer - 1)
+            for each in likely[np.argsort(-hits[likely], kind="stable")]:
+                yield self.of[each]
+        yield from self.of[self._indexed :]
+
+    def _index(self) -> None:
+        """Sort the ends of all representatives."""
+        added = [ends.end for _, ends in self.of[self._indexed :]]
+        counts = [len(end) for end in added]
+        end = np.concatenate([self._end, *added])
+        owner = np.concatenate([self._owner, np.repeat(np.arange(self._indexed, len(self.of)), counts)])
+        order = np.argsort(end, kind="stable")
+        self._end, self._owner = end[order], owner[order]
+        self._counts = np.concatenate([self._counts, np.array(counts, np.int64)])
+        self._indexed = len(self.of)
+
+
 def shared_clocks(digests: Sequence[Digest]) -> dict[str, Move]:
     """Return the moves of islands that share a clock, by island: each onto the island of the first one.
 
     Only traces that do not state their host are compared. The largest set of them is placed on the common clock if nothing else is.
     """
     kinds: dict[str, int] = {}
-    alone = [(each, _ends(each.calls, kinds)) for each in digests if _is_of_unknown_host(each)]
-    sets: list[list[tuple[Digest, Mapping[str, _Ends], int]]] = []
-    for made, own in alone:
-        found = [
-            (those, error)
-            for those in sets
-            if (error := next((e for _, other, _ in those if (e := _apart(own, other)) is not None), None))
-            is not None
-        ]
-        joined = [each for those, _ in found for each in those]
-        sets = [those for those in sets if not any(those is each for each, _ in found)]
-        sets.append([*joined, (made, own, max((error for _, error in found), default=0))])
+    known: dict[str, _Representatives] = defaultdict(_Representatives)
+    set_of: list[int] = []
+    sets: dict[int, list[tuple[Digest, int]]] = {}
+    for number, made in enumerate(each for each in digests if _is_of_unknown_host(each)):
+        errors: dict[int, int] = {}
+        for group, ends in _ends(made.calls, kinds).items():
+            found, most_alike = _sets_together(ends, known[group], set_of)
+            for at, error in found.items():
+                errors[at] = min(error, errors.get(at, error))
+            if most_alike < ALIKE:
+                known[group].of.append((number, ends))
+        joined = [each for at in sorted(errors) for each in sets.pop(at)]
+        set_of = [number if at in errors else at for at in set_of]
+        set_of.append(number)
+        sets[number] = [*joined, (made, max(errors.values(), default=0))]
     is_placed = any(not each.alignment.island for each in digests)
     moves: dict[str, Move] = {}
-    for those in sorted(sets, key=len, reverse=True):
+    for those in sorted(sets.values(), key=len, reverse=True):
         if len(those) > 1:
             island = those[0][0].alignment.island if is_placed or moves else ""
-            moves |= {each.alignment.island: Move(island, 0, error, "shared") for each, _, error in those}
+            moves |= {each.alignment.island: Move(island, 0, error, "shared") for each, error in those}
     return moves
+
+
+def _sets_together(
+    ends: _Ends, known: _Representatives, set_of: Sequence[int]
+) -> tuple[dict[int, int], float]:
+    """Return the sets of traces that end together with a trace, with the difference [ns], and the largest share of common calls."""
+    found: dict[int, int] = {}
+    most_alike = 0.0
+    for trace, other in known.near(ends):
+        if set_of[trace] not in found and (both := _median_apart(ends, other)) is not None:
+            found[set_of[trace]], alike = both
+            most_alike = max(alike, most_alike)
+    return found, most_alike
 
 
 def _is_of_unknown_host(made: Digest) -> bool:
@@ -89,27 +149,22 @@ def _ends(calls: Calls, kinds: dict[str, int]) -> dict[str, _Ends]:
     return found
 
 
-def _apart(one: Mapping[str, _Ends], other: Mapping[str, _Ends]) -> int | None:
-    """Return by how much the ends of common calls differ [ns]; None: they do not end together."""
-    found = [
-        apart
-        for group in one.keys() & other.keys()
-        if (apart := _median_apart(one[group], other[group])) is not None
-    ]
-    return min(found, default=None)
-
-
-def _median_apart(one: _Ends, other: _Ends) -> int | None:
+def _median_apart(one: _Ends, other: _Ends) -> tuple[int, float] | None:
+    """Return by how much the ends of common calls differ [ns], and the share of these calls; None: they do not end together."""
     if len(other.end) < len(one.end):
         one, other = other, one
+    if len(one.end) < MOST_OF_THEM * len(other.end):
+        return None
     after = np.searchsorted(other.end, one.end)
     sides = [np.clip(after - back, 0, len(other.end) - 1) for back in (0, 1)]
     distances = [np.abs(other.end[side] - one.end) for side in sides]
     nearest = np.where(distances[0] <= distances[1], sides[0], sides[1])
     apart = np.minimum(*distances)
     together = (apart <= TOGETHER_NS) & (one.kind == other.kind[nearest])
-    if len(one.end) < MOST_OF_THEM * len(other.end) or together.mean() < MOST_OF_THEM:
+    if together.mean() < MOST_OF_THEM:
         return None
     median = max(int(np.median(apart[together])), READING_NS)
     gaps = np.diff(other.end)
-    return None if len(gaps) and np.median(gaps) < APART * median else median
+    if len(gaps) and np.median(gaps) < APART * median:
+        return None
+    return median, int(together.sum()) / len(other.end)

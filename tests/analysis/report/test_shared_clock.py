@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 
 import pytest
@@ -30,6 +31,22 @@ def rank(number, *ends, name=REDUCE, host=None, group=None, **origin):
 def sets(*ranks):
     """Return the islands that are placed on another one, by the island."""
     return {island: move.island for island, move in shared_clocks(ranks).items()}
+
+
+def counted(work):
+    """Return a result, and how many calls made it."""
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        return work(), calls
+    finally:
+        sys.setprofile(before)
 
 
 class TestSharedClocks:
@@ -81,6 +98,17 @@ class TestSharedClocks:
         assert sets(*near, *far) == {"0.json": "0.json", "1.json": "0.json"} | {
             f"{each}.json": "" for each in (2, 3, 4)
         }
+
+    def test_many_clocks(self):
+        """The work grows with the ranks, not with their pairs; ranks of one machine are found among many others."""
+        calls = {}
+        for count in (100, 200):
+            ahead = [0.7 * (number // 2) for number in range(count)]
+            ranks = [rank(each, *(end + ahead[each] for end in ENDS)) for each in range(count)]
+            moves, calls[count] = counted(lambda ranks=ranks: sets(*ranks))
+            assert len(moves) == count
+            assert len(set(moves.values())) == count / 2
+        assert calls[200] < 3 * calls[100]
 
     def test_a_known_host_is_another_matter(self):
         """Two hosts have two clocks, and a file without a rank is of no job."""
