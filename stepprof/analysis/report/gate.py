@@ -6,6 +6,8 @@ less than half of that, what happens between them may not belong to the step, so
 The noise of a median is its 95 % interval by order statistics, which assumes nothing about how the steps are
 distributed.
 
+Of steps that torch's profiler marked in a trace, each lasts from its mark to the next one.
+
 Two steps of one run are compared with each other, by their windows; their noise is that of single steps.
 
 Runs are not judged if a process has spans of a step in one of them alone, or if ranks have none in both.
@@ -46,6 +48,9 @@ def gate_runs(a: RunSteps, b: RunSteps, limit: float) -> Gate:
     for name, run in (("A", a), ("B", b)):
         if len(run.usual) < FEWEST_JUDGED:
             count = f"{len(run.usual)} step{'s' * (len(run.usual) != 1)}"
+            if run.marked:
+                why = f"torch's profiler marked {count} in {name}, and {FEWEST_JUDGED} are needed"
+                return _unknown(why, limit)
             why = f"run {name} has the spans of {count} that can be compared and needs {FEWEST_JUDGED}"
             return _unknown(f"{why}: recorded steps and the first one do not count", limit)
     both = sorted({*a.usual} & {*b.usual})
@@ -58,11 +63,17 @@ def gate_runs(a: RunSteps, b: RunSteps, limit: float) -> Gate:
     missing = _missing(("run A", a, both), ("run B", b, both))
     if missing is not None:
         return _unknown(missing, limit)
+    if a.marked:
+        return _judged_medians(
+            a.windows, b.windows, both, limit, f"{len(both)} steps that torch's profiler marked"
+        )
     whole = [visit for visit in both if visit in a.lengths and visit in b.lengths]
-    windows = _judged_medians(a.windows, b.windows, both, limit, "from the first window to the last")
+    of = "steps that were not recorded"
+    from_windows = f"{len(both)} {of}, from the first window to the last"
+    windows = _judged_medians(a.windows, b.windows, both, limit, from_windows)
     if len(whole) < FEWEST_JUDGED:
         return _by_windows(windows, [[run.lengths[visit] for visit in whole] for run in (a, b)])
-    begins = _judged_medians(a.lengths, b.lengths, whole, limit, "from begin to begin")
+    begins = _judged_medians(a.lengths, b.lengths, whole, limit, f"{len(whole)} {of}, from begin to begin")
     if any(_share(run, whole) >= MOST_OF_STEP for run in (a, b)):
         return begins
     worst = ("regression", "unknown", "none")
@@ -170,7 +181,7 @@ def _steps(visits: Iterable[Visit]) -> str:
 
 
 def _judged_medians(
-    a: Mapping[Visit, float], b: Mapping[Visit, float], visits: Sequence[Visit], limit: float, how: str
+    a: Mapping[Visit, float], b: Mapping[Visit, float], visits: Sequence[Visit], limit: float, which: str
 ) -> Gate:
     sides = [[of[visit] for visit in visits] for of in (a, b)]
     before, after = map(median, sides)
@@ -179,7 +190,7 @@ def _judged_medians(
         return _unknown(f"fewer than {FEWEST_JUDGED} steps can be compared", limit)
     # the interval of a difference from those of both medians (Zou and Donner)
     (a_low, a_high), (b_low, b_high) = intervals[0], intervals[1]
-    basis = f"medians over {len(visits)} steps that were not recorded, {how}"
+    basis = f"medians over {which}"
     down, up = hypot(after - b_low, a_high - before), hypot(b_high - after, before - a_low)
     return _judged((before, after), (down, up), limit, basis)
 

@@ -871,8 +871,8 @@ class Gate(msgspec.Struct, frozen=True):
     text: str
     """The verdict as a sentence, with its figures."""
     a: float | None = None
-    """Seconds of a step of A, by the clock of one process: the median over its steps that were not recorded, each from its begin to the begin of the next one; or the windows of the step itself if A
-    and B are of one run.
+    """Seconds of a step of A, by the clock of one process: the median over its steps that were not recorded, each from its begin to the begin of the next one; or over those that torch's
+    profiler marked; or the windows of the step itself if A and B are of one run.
     """
     b: float | None = None
     """Seconds of a step of B, in the same way."""

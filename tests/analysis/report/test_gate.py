@@ -7,7 +7,8 @@ import random
 import pytest
 
 from stepprof.analysis.report.gate import gate_runs, gate_steps
-from stepprof.analysis.report.step_times import ProcessSteps, RunSteps
+from stepprof.analysis.report.schema import MarkedLength
+from stepprof.analysis.report.step_times import ProcessSteps, RunSteps, marked_run
 
 LIMIT = 0.05
 SECOND = 10**9
@@ -105,6 +106,14 @@ class TestTwoRuns:
         found = judged([1.0] * a, [2.0] * b)
         assert (found.verdict, found.a, found.noise) == ("unknown", None, None)
         assert text in found.text
+
+    def test_too_few_marked_steps(self):
+        """All of them were recorded, and none is the first one of its process."""
+        few, many = (marked_run([MarkedLength(step, 1.0) for step in range(count)]) for count in (5, 8))
+        assert gate_runs(few, many, LIMIT).text == (
+            "cannot be judged: torch's profiler marked 5 steps in A, and 6 are needed"
+        )
+        assert gate_runs(many, many, LIMIT).verdict == "none"
 
     def test_windows_are_judged_where_few_steps_show_the_time_until_the_next(self):
         """Of six steps, the last one has no next step: the windows are judged, and the text says so."""
