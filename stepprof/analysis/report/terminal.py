@@ -42,7 +42,7 @@ from stepprof.analysis.report.text_rows import (
     token_rows,
 )
 from stepprof.analysis.report.wording import seconds
-from stepprof.formatting import counted, printable
+from stepprof.formatting import number, printable
 
 _INDENT = 2
 _MOST_PROBLEMS = 10
@@ -157,7 +157,7 @@ def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
     _print_all(console, first)
     if others:
         console.print()
-        console.print(Text(f"and {counted(len(others), 'smaller finding')}", style="bold"))
+        console.print(Text(f"and {number(len(others))} more", style="bold"))
         _print_all(console, others)
 
 

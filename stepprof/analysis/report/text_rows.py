@@ -24,7 +24,7 @@ def length_text(report: Report) -> str:
 
 
 def first_screen(findings: Sequence[Finding]) -> tuple[list[Finding], list[Finding]]:
-    """Return the findings for the first screen, and the others: the largest causes, with the length and what is missing."""
+    """Return the findings for the first screen, and the others: the first causes, with the length and what is missing."""
     causes = [at for at, each in enumerate(findings) if each.seconds is not None and each.topic != "step"]
     if len(causes) <= FIRST:
         return [*findings], []
