@@ -130,12 +130,12 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
     kept, captures = last_captures(digests)
     digests = [each for each, stays in zip(digests, kept, strict=True) if stays]
     digests, placed, problems = place(digests, found.manifests, found.placed)
-    apart = [each for each in digests if _is_of_unknown_clock(each)]
+    apart = _of_unknown_clocks(digests)
     if len(apart) > 1:
-        problems = [*problems, _never_compared([each.origin.label for each in apart])]
+        problems = [*problems, _never_compared(list(apart.values()))]
     digests = [
         msgspec.structs.replace(each, findings=[*each.findings, *never_compared(each.origin, each.alignment)])
-        if len(apart) < 2 or not _is_of_unknown_clock(each)
+        if len(apart) < 2 or not _is_of_unknown_host(each)
         else each
         for each in digests
     ]
@@ -173,15 +173,31 @@ def _name_of(found: Found) -> str:
     return "" if found.folder is None else resolved(found.folder).name
 
 
-def _is_of_unknown_clock(made: Digest) -> bool:
-    """Return whether a trace that stepprof did not record states no host, and its clock was never compared."""
-    return made.origin.kind == "trace" and made.origin.host is None and made.alignment.island != ""
+def _is_of_unknown_host(made: Digest) -> bool:
+    """Return whether a trace that stepprof did not record states no host."""
+    return made.origin.kind == "trace" and made.origin.host is None
 
 
-def _never_compared(labels: Sequence[str]) -> str:
+def _of_unknown_clocks(digests: Sequence[Digest]) -> dict[str, list[str]]:
+    """Return the labels of the traces of unknown hosts by the island of their clock, with the common clock if such traces alone share it."""
+    found: dict[str, list[str]] = defaultdict(list)
+    for each in digests:
+        if _is_of_unknown_host(each):
+            found[each.alignment.island].append(each.origin.label)
+    if any(each.alignment.method != "shared" for each in digests if not each.alignment.island):
+        found.pop("", None)
+    return dict(found)
+
+
+def _never_compared(groups: Sequence[Sequence[str]]) -> str:
+    if all(len(labels) == 1 for labels in groups):
+        which, each = names([labels[0] for labels in groups]), "each"
+    else:
+        which = f"{len(groups)} groups of sources ({'; '.join(map(names, groups[:MOST_GROUPS]))}{'; …' * (len(groups) > MOST_GROUPS)})"
+        each = "each group"
     return (
-        f"the clocks of {names(labels)} were never compared, and their hosts are unknown: each is placed by its own wall clock, "
-        "with an unknown error; --one-clock says that they are of one machine"
+        f"the clocks of {which} were never compared with each other, and their hosts are unknown: {each} is placed by its own "
+        "wall clock, with an unknown error; --one-clock says that they are of one machine"
     )
 
 
@@ -316,6 +332,7 @@ def _without(wanted: Input, failed: Failed) -> Digest:
     )
 
 
+MOST_GROUPS = 3
 MOST_ARGUMENTS = 400
 MOST_ENTRIES = 64
 

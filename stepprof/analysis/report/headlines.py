@@ -11,7 +11,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
 from stepprof.analysis.report.division import WORTH_SAYING, stated
-from stepprof.analysis.report.other_tools import in_words_of_torch, is_of_others, length_of_others
+from stepprof.analysis.report.other_tools import (
+    in_words_of_torch,
+    is_of_others,
+    length_of_others,
+    lengths_of_others,
+)
 from stepprof.analysis.report.schema import (
     Allocator,
     EngineWork,
@@ -112,20 +117,27 @@ def _where(report: Report) -> list[Finding]:
         return [_at_least(report)]
     if not report.seconds:
         return []
+    is_divided = any(part.role is not None or part.region is not None for part in report.parts)
     if len(report.islands) > 1:
         # a window without a known end is not counted
         known = [each for each in report.islands if each.seconds and each.ended]
         shown = [f"{seconds_text(each.seconds)} on {_names(each.hosts)}" for each in known[: MOST_NAMES + 1]]
         more = f", and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
-        text = f"the step took {', '.join(shown)}{more}, each by its own clock"
-        if len(known) == 1:  # on another clock, only processes that were lost
-            text = f"the step took {shown[0]}; by other clocks its end is not known"
-        return [Finding(text, "step", report.seconds)]
+        by_clock = f"{', '.join(shown)}{more}, each by its own clock"
+        if len(known) == 1:  # on another clock, only processes that were lost, or empty traces
+            rest = (
+                "the others have no length"
+                if is_of_others(report)
+                else "by other clocks its end is not known"
+            )
+            by_clock = f"{shown[0]}; {rest}"
+        if is_of_others(report):
+            return [lengths_of_others(report, by_clock, is_divided)]
+        return [Finding(f"the step took {by_clock}", "step", report.seconds)]
     shown = [
         f"{part.name if part.region is None else quoted(part.name)} {percent(part.share or 0.0)}"
         for part in stated(report.parts, MOST_STATED)
     ]
-    is_divided = any(part.role is not None or part.region is not None for part in report.parts)
     if is_of_others(report):
         return [length_of_others(report, shown if is_divided else ())]
     if not report.path:

@@ -36,17 +36,32 @@ def length_of_others(report: Report, parts: Sequence[str]) -> Finding:
 
     The annotations in a trace of an engine are not those of a loop of its author.
     """
-    several = len(report.sources) > 1
-    what = (
-        "the step took" if report.step is not None else "the traces cover" if several else "the trace covers"
-    )
-    text = f"{what} {seconds(report.seconds)}"
+    text = f"{_covered(report)} {seconds(report.seconds)}"
     text += f": {', '.join(parts)}" if parts else ", and no annotation divides it"
     rest = sum(part.share or 0.0 for part in report.parts if part.name == UNNAMED)
     if report.engines or (parts and rest < _WORTH_NAMING):
         return Finding(text, "step", report.seconds)
-    advice = _NAME if report.step is not None else f"{_NAME}, and {_STEP}"
-    return Finding(text, "step", report.seconds, why=_longest(report), advice=advice)
+    return Finding(text, "step", report.seconds, why=_longest(report), advice=_naming(report))
+
+
+def lengths_of_others(report: Report, by_clock: str, is_divided: bool) -> Finding:
+    """Return the first sentence about traces whose clocks were never compared: the length on each. If no annotation divides them, also how to name the parts."""
+    text = f"{_covered(report)} {by_clock}"
+    if is_divided or report.engines:
+        return Finding(text, "step", report.seconds)
+    text += ", and no annotation divides them"
+    return Finding(text, "step", report.seconds, why=_longest(report), advice=_naming(report))
+
+
+def _covered(report: Report) -> str:
+    """Return the words before a length: only marked steps are steps."""
+    if report.step is not None:
+        return "the step took"
+    return "the traces cover" if len(report.sources) > 1 else "the trace covers"
+
+
+def _naming(report: Report) -> str:
+    return _NAME if report.step is not None else f"{_NAME}, and {_STEP}"
 
 
 def _longest(report: Report) -> str | None:

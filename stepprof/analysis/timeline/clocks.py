@@ -284,6 +284,11 @@ def describe(alignments: Iterable[Alignment]) -> str:
         by_method.setdefault("same-host" if method == "reference" else method, []).append(alignment)
     parts = []
     for method, those in sorted(by_method.items(), key=lambda item: _ORDER.get(item[0], 2)):
+        clocks = len({each.island for each in those})
+        if method == "unmeasured" and clocks < len(those):
+            which = "1 clock that was" if clocks == 1 else f"{clocks} clocks that were"
+            parts.append(f"{len(those)} by {which} never compared, with an unknown error")
+            continue
         parts.append(_PHRASES.get(method, "{count} compared by {method}{within}").format(
             count=len(those), hosts=counted(len(set(those)), "host"), its="its" if len(set(those)) == 1 else "their",
             sources=f"{len(those)} source{'s' * (len(those) > 1)}", method=method, within=_within(those)

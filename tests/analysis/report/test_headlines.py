@@ -270,6 +270,14 @@ class TestIslands:
             "the clocks of 2 groups of processes were never compared: every figure covers one group only",
         ]
 
+    def test_empty_traces_of_others(self):
+        """A trace without events has a clock and no length."""
+        trace = SourceInfo("rank 0", "trace", None, None, 0, None, None, None, 5, None, "", 0, None)
+        islands = [Island(["a"], 0, 10.0), Island(["b"], 0, 0.0)]
+        assert texts(islands=islands, sources=[trace], parts=[part("forward", 5.0, region="forward")])[0] == (
+            "the step took 10 s on a; the others have no length"
+        )
+
     def test_a_single_island_is_not_mentioned(self):
         assert texts(islands=[Island(["a", "b"], 0, 10.0)]) == []
 

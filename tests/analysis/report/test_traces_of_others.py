@@ -345,6 +345,8 @@ class TestSteps:
         assert "the step took 40% longer: 50 ms before, 70 ms now; the noise is" in printed
         assert "from step to step (12 steps)" in printed
         assert "first step of its process" not in printed
+        assert "medians over 6 steps that torch's profiler marked)" in printed
+        assert "not recorded" not in printed
         assert main(["report", before, same, "--fail-on-regression", "10%"]) == 0
 
     def test_a_number_that_is_used_again(self, reported: Reported, steps: list[Event]) -> None:
@@ -746,6 +748,39 @@ class TestFiles:
         ]
         assert all(each["basis"] != "collectives" for each in report["skew"])
         assert "could not be matched across ranks" in sentences(report, "collectives")[0]
+        (problem,) = report["problems"]
+        assert problem["problem"] == (
+            "the clocks of 2 groups of sources (rank 0 and rank 2; rank 1 and rank 3) were never compared with each other, and their "
+            "hosts are unknown: each group is placed by its own wall clock, with an unknown error; --one-clock says that they are of "
+            "one machine"
+        )
+        assert report["clock"] == (
+            "2 sources on one clock, because their collectives end together, error at most 0.01 ms; "
+            "2 by 1 clock that was never compared, with an unknown error"
+        )
+
+    @pytest.mark.parametrize("is_divided", [True, False])
+    @pytest.mark.parametrize("is_marked", [True, False])
+    def test_traces_on_clocks_that_were_never_compared(
+        self, tmp_path: Path, is_divided: bool, is_marked: bool
+    ) -> None:
+        """Without marked steps there is no step, and what no annotation divides has the advice to name it."""
+        half = LENGTH / 2
+        marks = [slice_(f"ProfilerStep#{at}", "user_annotation", at * half, half) for at in (0, 1)]
+        kept = [each for each in capture() if is_divided or each["name"] != "decode"]
+        kept += marks if is_marked else []
+        info = [{"distributedInfo": {"rank": rank, "world_size": 2}} for rank in (0, 1)]
+        paths = [self.written(tmp_path, f"{rank}.json", kept, **header) for rank, header in enumerate(info)]
+        out = tmp_path / "out.json"
+        assert main(["report", *map(str, paths), "--json", str(out)]) == 0
+        first = json.loads(out.read_text())["findings"][0]
+        covered, length = ("the step took", "50 ms") if is_marked else ("the traces cover", "100 ms")
+        divided = "" if is_divided else ", and no annotation divides them"
+        assert first["text"] == (
+            f"{covered} {length} on rank 0, {length} on rank 1, each by its own clock{divided}"
+        )
+        assert ("record_function" in (first["advice"] or "")) == (not is_divided)
+        assert ("`profiler.step()`" in (first["advice"] or "")) == (not is_divided and not is_marked)
 
     def test_reports_of_one_folder_do_not_replace_each_other(self, tmp_path: Path) -> None:
         """Each has the name of its trace, and none is read as a trace."""

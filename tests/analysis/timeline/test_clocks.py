@@ -258,6 +258,12 @@ class TestSentences:
         )
         assert describe([]) == "no source is placed"
 
+    def test_sources_that_share_a_clock_that_was_never_compared(self):
+        """The number of clocks is stated if there are fewer of them than sources."""
+        far = [Alignment("shared", 0, 10, island) for island in ("a", "a", "b")]
+        assert describe(far[:2]) == "2 by 1 clock that was never compared, with an unknown error"
+        assert describe(far) == "3 by 2 clocks that were never compared, with an unknown error"
+
     def test_worst_error(self):
         assert worst_error([Alignment("reference"), Alignment("ping-pong", 5, 70)]) == 70
         assert worst_error([Alignment("reference"), Alignment("unmeasured", 0, None)]) is None
