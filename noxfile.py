@@ -82,6 +82,10 @@ def core(session: nox.Session) -> None:
     some = [
         *("tests/cli/test_main.py", "tests/config/test_cost_estimates.py", "tests/config/test_plugins.py"),
         *("tests/test_interrupts.py", "tests/host/test_own_python.py"),
+        *(
+            f"tests/recording/evidence/test_{name}.py"
+            for name in ("call_targets", "call_names", "awaited_calls")
+        ),
         *(f"tests/project/test_{name}.py" for name in ("doctests", "import", "packaging")),
     ]
     run_tests(

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
-_NAMES = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_SUPER_ATTR")
+_NAMES = ("LOAD_NAME", "LOAD_GLOBAL", "LOAD_FAST", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
+_CALLS = ("CALL", "CALL_KW", "CALL_FUNCTION_EX")
 
 
 def call_name(code: CodeType, instruction: int) -> str | None:
@@ -30,6 +31,18 @@ def call_name(code: CodeType, instruction: int) -> str | None:
     >>> call_name(wait.__code__, calls[-1])
     'queue.get'
     """
+    name = source_name(code, instruction)
+    return None if name is None else name.lstrip(".")
+
+
+def source_name(code: CodeType, instruction: int) -> str | None:
+    """Return the same, with a dot before it if it is that of an attribute of an object without a name.
+
+    >>> def text(rows): return ", ".join(rows)
+    >>> calls = [each.offset for each in dis.get_instructions(text) if "CALL" in each.opname]
+    >>> source_name(text.__code__, calls[-1])
+    '.join'
+    """
     before = [each for each in dis.get_instructions(code) if each.offset <= instruction]
     if not before:
         return None
@@ -41,19 +54,6 @@ def names_of(instruction: Any) -> tuple[str, ...]:
     """Return the names of an instruction: Python 3.13 has instructions with two."""
     value = instruction.argval
     return tuple(map(str, value)) if isinstance(value, tuple) else (str(value),)
-
-
-def loaded_name(before: list[Any]) -> str | None:
-    """Return the name of the value that some instructions have pushed last: ``self.dump`` or ``Encoder()``."""
-    if sys.version_info < (3, 11):
-        return _pushed(before)
-    *earlier, last = before
-    if last.opname.startswith(_NAMES):
-        return names_of(last)[-1]
-    if last.opname in _ATTRIBUTES:
-        return _name(before, last)
-    name = _name(earlier, last) if "CALL" in last.opname else None
-    return None if name is None else f"{name}()"
 
 
 def _called(before: list[Any], instruction: Any) -> str | None:
@@ -84,11 +84,13 @@ def _name(before: list[Any], call: Any) -> str | None:
             name = names_of(each)[0]
         elif each.opname.startswith(_ATTRIBUTES):
             name += f".{each.argval}"
-        elif each.opname == "CALL" and name:
+        elif each.opname == "LOAD_SUPER_ATTR":
+            name = f"super().{each.argval}"
+        elif each.opname in _CALLS and name:
             name += "()"
         elif each.opname.startswith("BINARY_") and name:
             name += "[]"
-    return name.lstrip(".") or None
+    return name or None
 
 
 def _begin(instruction: Any) -> tuple[int, int] | None:
@@ -125,7 +127,9 @@ def _below(before: list[Any], instruction: Any) -> list[Any]:
     above = _OPERANDS[instruction.opname](instruction.arg)
     for position in range(len(before) - 1, -1, -1):
         if above == 0:
-            return before[: position + 1]
+            # `(f if a else b)()`: one of several objects
+            after = [*before, instruction][position + 1]
+            return [] if after.is_jump_target else before[: position + 1]
         each = before[position]
         if each.opcode in dis.hasjrel or each.opcode in dis.hasjabs:
             return []  # `f(a if b else c)`: the order of the code is not that of the stack
@@ -141,8 +145,8 @@ def _pushed(before: list[Any]) -> str | None:
     if last.opname.startswith(_NAMES):
         return str(last.argval)
     if last.opname in _ATTRIBUTES:
-        owner = _pushed(earlier)
-        return str(last.argval) if owner is None else f"{owner}.{last.argval}"
+        owner = None if last.is_jump_target else _pushed(earlier)
+        return f"{owner or ''}.{last.argval}"
     if last.opname in _OPERANDS:
         owner = _pushed(_below(earlier, last))
         return None if owner is None else owner + ("[]" if last.opname == "BINARY_SUBSCR" else "()")

@@ -1,137 +1,187 @@
-"""Find the function behind the name of a call: that of an import, a bound method, or an alias of these.
+"""Find the function behind the name of a call: that of an import, a bound method, or a global alias of these.
 
-Nothing of the job is called or kept: local names are followed in the bytecode, global ones in the
-dictionaries of modules. A parameter, or an attribute of an object, keeps the name in the source.
+No code of the job runs, and none of its objects is kept: names are looked up in the dictionaries of modules,
+and types are read by the descriptors of `type`. A variable of a function that is not imported there, or an
+attribute of an object, keeps the name in the source.
 """
 
 from __future__ import annotations
 
 import dis
+import inspect
 import sys
+from collections import defaultdict
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodDescriptorType, MethodType, ModuleType
 from typing import Any
 
-from stepprof.recording.evidence.call_names import call_name, loaded_name, names_of
+from stepprof.interrupts import ours
+from stepprof.recording.evidence.call_names import call_name, names_of, source_name
 
-_STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
-_MOST_ALIASES = 4
-_FUNCTIONS = (FunctionType, BuiltinFunctionType, MethodType)
+MOST = 200
+"""Maximum number of functions that are looked up in one capture. Further calls have the name in the source."""
+
+_module_names: Any = vars(ModuleType)["__dict__"].__get__
+_members: Any = type.__dict__["__dict__"].__get__
+_classes: Any = type.__dict__["__mro__"].__get__
+_module_of: Any = type.__dict__["__module__"].__get__
+_qualname: Any = type.__dict__["__qualname__"].__get__
+_offset_of_dict: Any = type.__dict__["__dictoffset__"].__get__
 
 
-def called_name(code: CodeType, instruction: int) -> str | None:
-    """Return the name of the function that an instruction calls, as the documentation of its library has it.
+class CallTargets:
+    """Names the functions that instructions call, each once, as the documentation of their library has them.
 
-    Where that is not known, the name is that in the source; None: the instruction calls nothing.
+    Where that is not known, the name is that in the source; None: the instruction calls nothing. Never raises.
 
-    >>> from json import dumps as text_of
+    >>> import json
     >>> def pack(rows):
-    ...     text = text_of
-    ...     return text(rows)
-    >>> target(pack.__code__, "text", globals())
+    ...     from json import dumps as text_of
+    ...     return text_of(rows)
+    >>> calls = [each.offset for each in dis.get_instructions(pack) if each.opname.startswith("CALL")]
+    >>> CallTargets()(pack.__code__, calls[-1])
     'json.dumps'
     """
-    name = call_name(code, instruction)
-    return None if name is None else target(code, name, _names_of(code))
 
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, CodeType, int], str | None] = {}
+        self._modules = _Modules()
 
-def target(code: CodeType, name: str, names: dict[str, Any]) -> str:
-    """Return the full name of what has a name in a function, whose global names are given."""
-    for _ in range(_MOST_ALIASES):
+    def __call__(self, code: CodeType, instruction: int) -> str | None:
+        """Return the name of the function that an instruction calls."""
+        key = code.co_filename, code, instruction  # equal code of two files is equal
+        if key not in self._known:
+            try:
+                self._known[key] = self._name(code, instruction)
+            except ours(Exception):  # bytecode that is not Python's: the rest of the evidence is worth more
+                self._known[key] = None
+        return self._known[key]
+
+    def _name(self, code: CodeType, instruction: int) -> str | None:
+        name = source_name(code, instruction)
+        if name is None or name.startswith(".") or len(self._known) >= MOST:
+            return call_name(code, instruction)
+        try:
+            return self._target(code, name) or name
+        except ours(Exception):
+            return name
+
+    def _target(self, code: CodeType, name: str) -> str | None:
+        """Return the full name of what has a name in a function; None: it is not known."""
         root, _, rest = name.partition(".")
-        if root not in (*code.co_varnames, *code.co_cellvars):
-            break
-        assigned, imported = _assigned(code, root)
-        if assigned is None:
-            return name
-        name = f"{assigned}.{rest}".rstrip(".")
-        if imported:
-            return name
-    root, _, rest = name.partition(".")
-    value = names.get(root)
-    if isinstance(value, ModuleType):
-        return f"{value.__name__}.{rest}".rstrip(".")
-    if isinstance(value, _FUNCTIONS):
-        return name if rest else _full(value, root)
-    return _method(type(value), rest) or name
+        if root in code.co_varnames:
+            imported = _imported(code, root)
+            return imported and f"{imported}.{rest}".rstrip(".")
+        if root in (*code.co_cellvars, *code.co_freevars) or _is_class(code):
+            return None
+        value = self._modules.of_file(code.co_filename).get(root)
+        kind = type(value)
+        if issubclass(kind, ModuleType):
+            return _joined(_names_in(value).get("__name__"), rest)
+        if issubclass(kind, (FunctionType, BuiltinFunctionType, MethodType)):
+            return None if rest else self._full(value, root)
+        # an attribute of the object may hide the method
+        return _method(kind, rest, libraries_only=True) if rest and _offset_of_dict(kind) == 0 else None
+
+    def _full(self, function: Any, alias: str) -> str | None:
+        """Return the name of a function with the module from which the job imports it."""
+        if type(function) is MethodType:
+            function = function.__func__
+            if type(function) is not FunctionType:  # any object that can be called
+                return None
+        name = function.__name__
+        if type(function) is FunctionType:
+            if function.__qualname__ != name:
+                return _joined(function.__module__, function.__qualname__)
+        elif issubclass(type(owner := function.__self__), type):
+            return _joined(_module_of(owner), f"{_qualname(owner)}.{name}")
+        elif (method := _method(type(owner), name)) is not None:
+            return method
+        return self._modules.public_name(function, (name, alias)) or _joined(function.__module__, name)
 
 
-def _assigned(code: CodeType, name: str) -> tuple[str | None, bool]:
-    """Return what a local name is, and whether it was imported; None: it has no single assignment."""
-    instructions = list(dis.get_instructions(code))
-    stores = [
-        at
-        for at, each in enumerate(instructions)
-        if each.opname.startswith(_STORES) and name in names_of(each)
-    ]
-    parameters = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    if len(stores) != 1 or stores[0] == 0 or name in parameters:
-        return None, False
-    before = instructions[: stores[0]]
-    if before[-1].opname in ("IMPORT_NAME", "IMPORT_FROM"):
-        module = next(each for each in reversed(before) if each.opname == "IMPORT_NAME")
-        last = before[-1]
-        parts = str(module.argval).split(".")
-        if last is module:
-            return parts[0] if name == parts[0] else str(module.argval), True
-        # `import a.b as c` takes `b` from `a`; `from a import b` names it once
-        whole = len(parts) > 1 and last.argval == parts[-1]
-        return str(module.argval) if whole else f"{module.argval}.{last.argval}", True
-    return loaded_name(before), False
+class _Modules:
+    """The names of the modules that are loaded. The modules are the job's, and not kept."""
 
+    def __init__(self) -> None:
+        self._by_file: dict[str, str] = {}
+        self._by_package: defaultdict[str, list[str]] = defaultdict(list)
+        for name, module in list(sys.modules.items()):
+            file = _names_in(module).get("__file__")
+            if type(name) is not str:
+                continue
+            if type(file) is str:
+                self._by_file.setdefault(file, name)
+            if name.count(".") < 2 and "._" not in name:  # `torch.nn`: deeper ones are many
+                self._by_package[name.partition(".")[0]].append(name)
 
-def _names_of(code: CodeType) -> dict[str, Any]:
-    """Return the global names of the module that a code is in."""
-    for module in list(sys.modules.values()):
-        names = _namespace(module)
-        if names.get("__file__") == code.co_filename:
-            return names
-    return {}
+    def of_file(self, file: str) -> dict[str, Any]:
+        """Return the global names of the module of a file; {}: there is none."""
+        return _names_in(sys.modules.get(self._by_file.get(file, "")))
 
-
-def _namespace(module: object) -> dict[str, Any]:
-    """Return the names of a module without a call of its code; {}: it is another object, or None."""
-    try:
-        names: dict[str, Any] = object.__getattribute__(module, "__dict__")
-    except AttributeError:
-        return {}
-    return names
-
-
-def _full(function: Any, name: str) -> str:
-    """Return the name of a function with the module from which the job imports it."""
-    owner = getattr(function, "__self__", None)
-    if isinstance(function, MethodType):
-        function = function.__func__
-    if isinstance(function, BuiltinFunctionType) and owner is not None and not isinstance(owner, ModuleType):
-        return f"{type(owner).__module__}.{function.__qualname__}"
-    module = str(function.__module__)
-    if function.__qualname__ != function.__name__:
-        return f"{module}.{function.__qualname__}"
-    package = module.partition(".")[0].lstrip("_")
-    public = {
-        each: _namespace(of)
-        for each, of in list(sys.modules.items())
-        if (each == package or each.startswith(f"{package}.")) and "._" not in each
-    }
-    found = [
-        f"{each}.{known}"
-        for each, names in public.items()
-        for known in (function.__name__, name)
-        if names.get(known) is function
-    ] or [
-        f"{each}.{known}"
-        for each, names in public.items()
-        for known, value in list(names.items())
-        if value is function
-    ]
-    return min(found, key=len, default=f"{module}.{function.__name__}")
-
-
-def _method(kind: type, name: str) -> str | None:
-    """Return the name of a method in C of a library's object; None: it is none."""
-    module = str(kind.__module__)
-    package = module.partition(".")[0]
-    if package in sys.stdlib_module_names or not name:
+    def public_name(self, function: Any, names: tuple[str, ...]) -> str | None:
+        """Return the shortest name of a function in the public modules of its package; None: it has none."""
+        if type(function.__module__) is not str:
+            return None
+        package = function.__module__.partition(".")[0].lstrip("_")
+        for module in sorted(self._by_package.get(package, ()), key=len):
+            known = _names_in(sys.modules.get(module))
+            for name in names:
+                if known.get(name) is function:
+                    return f"{module}.{name}"
         return None
-    found = next((of.__dict__[name] for of in kind.__mro__ if name in of.__dict__), None)
-    return f"{module}.{kind.__qualname__}.{name}" if isinstance(found, MethodDescriptorType) else None
+
+
+def _names_in(module: object) -> dict[str, Any]:
+    """Return the names in a module; {}: it is no module. Its class may make attributes, and load it for that."""
+    return (_module_names(module) if issubclass(type(module), ModuleType) else None) or {}
+
+
+def _joined(module: object, name: str) -> str | None:
+    """Return the name of something in a module; None: the module is not known."""
+    return f"{module}.{name}".rstrip(".") if type(module) is str else None
+
+
+def _method(kind: type, name: str, libraries_only: bool = False) -> str | None:
+    """Return the name of a method in C of a type; None: it is none."""
+    of = next((each for each in _classes(kind) if name in _members(each)), object)
+    module = _module_of(of)
+    if type(_members(of).get(name)) is not MethodDescriptorType or type(module) is not str:
+        return None
+    if libraries_only and module.partition(".")[0] in sys.stdlib_module_names:
+        return None
+    return f"{module}.{_qualname(of)}.{name}"
+
+
+def _is_class(code: CodeType) -> bool:
+    """Return whether code is the body of a class, whose names are not those of the module."""
+    return not code.co_flags & inspect.CO_OPTIMIZED and code.co_name != "<module>"
+
+
+def _imported(code: CodeType, name: str) -> str | None:
+    """Return what a function imports as a local name; None: it is a parameter, or not an absolute import alone."""
+    flags = code.co_flags
+    variadic = bool(flags & inspect.CO_VARARGS) + bool(flags & inspect.CO_VARKEYWORDS)
+    if name in code.co_varnames[: code.co_argcount + code.co_kwonlyargcount + variadic]:
+        return None
+    instructions = [each for each in dis.get_instructions(code) if each.opname != "EXTENDED_ARG"]
+    stores = [at for at, each in enumerate(instructions) if name in _stored(each)]
+    if len(stores) != 1 or _stored(instructions[stores[0]])[0] != name:
+        return None
+    before = instructions[: stores[0]]
+    if not before or before[-1].opname not in ("IMPORT_NAME", "IMPORT_FROM"):
+        return None
+    at = max(at for at, each in enumerate(before) if each.opname == "IMPORT_NAME")
+    level, names, module = (each.argval for each in before[at - 2 : at + 1])
+    if level != 0:
+        return None
+    if before[-1].opname == "IMPORT_NAME":
+        return str(module).partition(".")[0]
+    # `import a.b as c` has no names
+    return f"{module}.{before[-1].argval}" if names else str(module)
+
+
+def _stored(instruction: Any) -> tuple[str, ...]:
+    """Return the local names that an instruction assigns, that of the topmost value first."""
+    if not instruction.opname.startswith(("STORE_FAST", "STORE_DEREF")):
+        return ()
+    return names_of(instruction)[: instruction.opname.count("STORE")]

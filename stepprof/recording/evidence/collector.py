@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache, partial
+from functools import partial
 from itertools import islice
 from pathlib import Path, PurePath
 from types import CodeType
@@ -21,7 +21,7 @@ from stepprof.instrument.scope import Scope, newest
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.evidence.awaited_calls import Awaited
-from stepprof.recording.evidence.call_targets import called_name
+from stepprof.recording.evidence.call_targets import CallTargets
 from stepprof.recording.evidence.code_origin import is_compiling, is_stepprof, library_calls, own_frames
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
@@ -184,7 +184,7 @@ class _Running:
             })
             for each in self._garbage.found if each.end_ns > self.start_ns
         ]  # fmt: skip
-        name = lru_cache(maxsize=None)(called_name)  # slow: once for each instruction
+        name = CallTargets()
         for stretch in [] if self._sampler is None else self._sampler.stretches:
             if _begin_at(stretch, self.start_ns):
                 found.append(_stack_span(stretch, name))
