@@ -8,12 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepprof.analysis.timeline.named_traces import SHALLOW, is_file, names_traces
+from stepprof.analysis.timeline.named_traces import is_file, names_traces
 from stepprof.cli import output
 from stepprof.errors import ConfigError
-from stepprof.formats.recognise import not_a_trace
+from stepprof.formats.recognise import Kind, not_a_trace
 from stepprof.host.plain_files import resolved
 from stepprof.run.layout import SPANS, step_number
 from stepprof.run.names import STATUS
@@ -127,7 +127,15 @@ def chosen_run(args: argparse.Namespace, holds: Callable[[Path], bool] = has_ste
     return path
 
 
-def given_traces(args: argparse.Namespace) -> list[str]:
+class Given(NamedTuple):
+    """The arguments RUN… of a command that takes traces."""
+
+    paths: list[str]
+    left_out: list[tuple[str, str]]
+    """Files that are no trace, and what they are; without those that stepprof writes next to traces."""
+
+
+def given_traces(args: argparse.Namespace) -> Given:
     """Return the traces that RUN… names; none: RUN names a run, and is now `args.run`.
 
     Raises:
@@ -140,27 +148,36 @@ def given_traces(args: argparse.Namespace) -> list[str]:
     return only_traces(traces, output_dir(args))
 
 
-def only_traces(texts: Sequence[str], folder: Path) -> list[str]:
-    """Return RUN… without the files that are no trace, which are printed; raise ConfigError if nothing is left."""
+def only_traces(texts: Sequence[str], folder: Path, *, compared: bool = False) -> Given:
+    """Return RUN… without the files that are no trace, which are printed.
+
+    Args:
+        texts: RUN….
+        folder: of the runs.
+        compared: whether two are compared.
+
+    Raises:
+        ConfigError: nothing is left to read, or one to compare.
+    """
     files = [text for text in texts if is_file(text) and named_run(folder, text) is None]
     others = {text: what for text in files if (what := not_a_trace(Path(text)))}
     left = [text for text in texts if text not in others]
-    if texts and not left:
-        raise ConfigError("; ".join(f'"{text}": {what}' for text, what in others.items()))
+    if others and (not left or (compared and len(texts) == 2)):
+        raise ConfigError("; ".join(f'"{text}": {what.text}' for text, what in others.items()))
     for text, what in others.items():
-        output.print_lines(f'left out: "{text}" {what}', file=sys.stderr)
-    return left
+        output.print_lines(f'left out: "{text}" {what.text}', file=sys.stderr)
+    ours = (Kind.OURS, Kind.TIMELINE)
+    return Given(left, [(text, what.text) for text, what in others.items() if what.kind not in ours])
 
 
 def _refuse_traces(folder: Path, text: str) -> None:
     """Raise ConfigError if a text names a file or a folder of traces: the command needs a run."""
-    if not names_traces(folder, text, SHALLOW):
+    if not names_traces(folder, text, sure=True):
         return
     what = not_a_trace(Path(text)) if is_file(text) else None
-    if what is None:
-        of = "a trace" if is_file(text) else "a folder of traces"
-        what = f"is {of}, which report, merge, open, check and export take; this command takes a run"
-    raise ConfigError(f'"{text}": {what}')
+    of = "a trace" if is_file(text) else "a folder of traces"
+    takes = f"is {of}, which report, merge, open, check and export take; this command takes a run"
+    raise ConfigError(f'"{text}": {takes if what is None else what.text}')
 
 
 def print_json(content: Mapping[str, Any]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
+import enum
 import json
 import re
 import zlib
 from pathlib import Path
+from typing import NamedTuple
 
 from stepprof.formats.npu_folder import is_database
 from stepprof.host.plain_files import resolved
@@ -17,9 +18,24 @@ _TEXT = 0.95
 """Share of printable bytes in a text."""
 _OWN_TIMELINE = re.compile(rb"\x0a.\x50\x01\x68\x01\x32", re.DOTALL)
 """The start of a timeline that `stepprof merge` writes: a packet of sequence 1 with the clocks."""
+_UTF16 = re.compile(rb"(?:\xff\xfe)?(?:\s\0)*[{\[]\0[^\0]\0|(?:\xfe\xff)?(?:\0\s)*\0[{\[]\0[^\0]")
+"""The start of an object or a list, in either order of bytes."""
+_SIGN = re.compile(
+    rb'"(?:traceEvents|baseTimeNanoseconds|deviceProperties|distributedInfo)"\s*:|\A\s*\[\s*\{[^{}]*"ph"\s*:'
+)
+"""A key of a trace, or the first event of a list."""
+_OTHER_NAMES = re.compile(
+    r"(?:(?:.+\.)?(?:report|timeline[^/]*)|run|config|profiler_info\S*|profiler_metadata|tokenizer\S*)\.json(?:\.gz)?"
+)
 _OWN = (
-    (re.compile(r'\{\s*"run_id": .*"schema_version": .*"findings": ', re.DOTALL), "a report of stepprof"),
-    (re.compile(r'\{\s*"a": .*"schema_version": .*"changes": ', re.DOTALL), "a comparison of stepprof"),
+    (
+        re.compile(r'\{\s*"run_id": .*"schema_version": .*"findings": ', re.DOTALL),
+        "a report of stepprof, and no trace",
+    ),
+    (
+        re.compile(r'\{\s*"a": .*"schema_version": .*"changes": ', re.DOTALL),
+        "a comparison of stepprof, and no trace",
+    ),
     (re.compile(r'\{.*"schema_version": .*"kind": "spans"'), "a file of spans: give the folder of its run"),
     (
         re.compile(r'\{.*"schema_version": .*"windows": ', re.DOTALL),
@@ -29,58 +45,113 @@ _OWN = (
 )
 
 
-def not_a_trace(path: Path) -> str | None:
-    """Return what a file is; None: it may be a trace, or cannot be read.
+class Kind(enum.Enum):
+    """The kind of a file that is no trace."""
+
+    EMPTY = enum.auto()
+    BINARY = enum.auto()
+    """Of no known format."""
+    OURS = enum.auto()
+    """Written by stepprof."""
+    TIMELINE = enum.auto()
+    """Merged by stepprof."""
+    FOREIGN = enum.auto()
+    """Of another format, which Perfetto may show."""
+    OTHER = enum.auto()
+    """Of another format, which Perfetto does not show."""
+
+
+class What(NamedTuple):
+    """What a file is that is no trace."""
+
+    kind: Kind
+    text: str
+
+
+def not_a_trace(path: Path) -> What | None:
+    """Return what a file is; None: it may be a trace, maybe a damaged one, or cannot be read.
 
     >>> not_a_trace(Path("no-such-file.json"))
     """
+    what = _what(path)
+    damaged = what is not None and what.kind in (Kind.EMPTY, Kind.BINARY) and has_trace_suffix(path.name)
+    return None if damaged else what
+
+
+def not_for_perfetto(path: Path) -> What | None:
+    """Return what a file is that Perfetto cannot show; None: it may show it, as it shows many formats."""
+    what = _what(path)
+    return what if what is not None and what.kind in (Kind.EMPTY, Kind.OURS, Kind.OTHER) else None
+
+
+def has_trace_suffix(name: str) -> bool:
+    """Return whether a name ends as the names of traces do."""
+    return name.endswith((".json", ".json.gz")) or is_database(name)
+
+
+def is_trace_name(name: str) -> bool:
+    """Return whether a JSON file in a folder may be a trace."""
+    return not name.startswith(".") and _OTHER_NAMES.fullmatch(name) is None
+
+
+def shows_events(path: Path) -> bool:
+    """Return whether the start of a file shows that it is a trace."""
     try:
         start = _start(path)
-    except OSError:
+    except (OSError, zlib.error):
+        return False
+    return start.startswith(b"SQLite format 3\0") or _SIGN.search(start) is not None
+
+
+def _what(path: Path) -> What | None:
+    try:
+        start = _start(path)
+    except (OSError, zlib.error):
         return None
     if not start:
-        return "is empty"
-    if start[:2] == b"\x1f\x8b":
-        with contextlib.suppress(zlib.error):
-            start = zlib.decompressobj(31).decompress(start, _LOOKED_AT)
-    if _is_perfetto(start):
-        return f"{_perfetto(start)}: give the run or the traces that it was merged from; `stepprof open` shows the timeline"
+        return What(Kind.EMPTY, "is empty")
+    if start[:1] == b"\x0a" and not _is_text(
+        start[:64]
+    ):  # the first field of Perfetto's binary format is a packet
+        of, kind = (
+            ("merged timeline of stepprof", Kind.TIMELINE)
+            if _OWN_TIMELINE.match(start)
+            else ("timeline of Perfetto", Kind.FOREIGN)
+        )
+        return What(
+            kind,
+            f"is a {of}: give the run or the traces that it was merged from; `stepprof open` shows the timeline",
+        )
+    if start.startswith(b"SQLite format 3\0") and is_database(path.name):
+        return None
     return _binary(path, start) or _text(start.removeprefix(b"\xef\xbb\xbf").lstrip())
 
 
-def not_for_perfetto(path: Path) -> str | None:
-    """Return what a file is that Perfetto cannot show; None: it may show it, as it shows many formats."""
-    what = not_a_trace(path)
-    return None if what is None or what.endswith(TAKEN) or _is_perfetto(_start(path)) else what
-
-
 def _start(path: Path) -> bytes:
+    """Return the first bytes of a file, decompressed."""
     with resolved(path).open("rb") as file:
-        return file.read(_LOOKED_AT)
+        start = file.read(_LOOKED_AT)
+    return zlib.decompressobj(31).decompress(start, _LOOKED_AT) if start[:2] == b"\x1f\x8b" else start
 
 
-def _is_perfetto(start: bytes) -> bool:
-    """Return whether a file is in Perfetto's binary format: its first field is a packet, and it is no text."""
-    return start[:1] == b"\x0a" and not _is_text(start[:64])
-
-
-def _perfetto(start: bytes) -> str:
-    return "is a merged timeline of stepprof" if _OWN_TIMELINE.match(start) else "is a timeline of Perfetto"
-
-
-def _binary(path: Path, start: bytes) -> str | None:
+def _binary(path: Path, start: bytes) -> What | None:
     if start.startswith(b"SQLite format 3\0"):
-        return None if is_database(path.name) else f"is a SQLite database of another tool: {TAKEN}"
+        return What(Kind.FOREIGN, f"is a SQLite database of another tool: {TAKEN}")
     if path.name.endswith(".nsys-rep"):
-        return "is a report of Nsight Systems: nsys-ui opens it"
+        return What(Kind.OTHER, "is a report of Nsight Systems: nsys-ui opens it")
     if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
-        return "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.org/memory_viz shows it"
+        return What(
+            Kind.OTHER,
+            "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.org/memory_viz shows it",
+        )
     if start.startswith(b"PK\x03\x04"):
-        return f"is a ZIP archive: {TAKEN}"
+        return What(Kind.FOREIGN, f"is a ZIP archive: {TAKEN}")
+    if _UTF16.match(start):
+        return What(Kind.OTHER, "is JSON in UTF-16: convert it to UTF-8")
     return None
 
 
-def _text(text: bytes) -> str | None:
+def _text(text: bytes) -> What | None:
     """Return what text is; None if it may be the start of a trace."""
     if text[:1] == b"[":
         return None
@@ -88,24 +159,26 @@ def _text(text: bytes) -> str | None:
         return _object(text)
     if text[:9].lower() == b"<!doctype" or text[:5].lower() == b"<html":
         if b"<title>stepprof" in text:
-            return "is a report of stepprof, for a browser, and no trace"
-        return f"is a web page and no trace: {TAKEN}"
-    return f"is {'text' if _is_text(text) else 'a binary file'} and no trace: {TAKEN}"
+            return What(Kind.OURS, "is a report of stepprof, for a browser, and no trace")
+        return What(Kind.FOREIGN, f"is a web page and no trace: {TAKEN}")
+    if _is_text(text):
+        return What(Kind.FOREIGN, f"is text and no trace: {TAKEN}")
+    return What(Kind.BINARY, f"is a binary file and no trace: {TAKEN}")
 
 
-def _object(text: bytes) -> str | None:
+def _object(text: bytes) -> What | None:
     """Return what a JSON object is; None if it may be a trace, or if its start does not tell."""
     if b'"traceEvents"' in text:
         return None
     words = text.decode("utf-8", "replace")
     for own, what in _OWN:
         if own.match(words):
-            return f"is {what}" if ":" in what else f"is {what}, and no trace"
+            return What(Kind.OURS, f"is {what}")
     try:
         json.loads(words)
     except (ValueError, RecursionError):
         return None
-    return "is JSON without traceEvents, and no trace"
+    return What(Kind.OTHER, "is JSON without traceEvents, and no trace")
 
 
 def _is_text(start: bytes) -> bool:

@@ -43,7 +43,7 @@ def find_run(output_dir: Path, run: str | None = None, *, holds: Callable[[Path]
             )
         return next(filter(holds, reversed(runs)), runs[-1])
     places = _places(output_dir, run)
-    found = named_run(output_dir, run) or next(filter(_is_folder, places), None)
+    found = named_run(output_dir, run) or next(filter(is_folder, places), None)
     if found is not None:
         return found
     known = ", ".join(path.name for path in reversed(list_runs(output_dir)[-5:]))
@@ -57,7 +57,7 @@ def named_run(output_dir: Path, run: str) -> Path | None:
 
     A folder that is no run never hides a run of the same name. A path with a separator, such as ``./demo-1``, names what is there.
     """
-    places = [place for place in _places(output_dir, run) if _is_folder(place)]
+    places = [place for place in _places(output_dir, run) if is_folder(place)]
     below = (runs[-1] for place in places if (runs := list_runs(place)))
     return next((place for place in places if is_run(place)), None) or next(below, None)
 
@@ -69,7 +69,8 @@ def _places(output_dir: Path, run: str) -> tuple[Path, ...]:
     return (here,) if os.sep in run and os.path.exists(here) else (output_dir / run, here)  # noqa: PTH110
 
 
-def _is_folder(path: Path) -> bool:
+def is_folder(path: Path) -> bool:
+    """Return whether there is such a folder."""
     return os.path.isdir(path)  # noqa: PTH112 - Path.is_dir() raises for a name that is too long
 
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from stepprof.analysis.timeline.named_traces import names_traces
 from stepprof.cli.main import main
 
 BASE = 1_700_000_000_000_000_000
@@ -58,6 +60,98 @@ class TestRefused:
         """They have nothing in common."""
         assert main([command, "a.json.gz", "run-7"]) == 2
         assert "RUN: a.json.gz, run-7: must be one run, or traces" in capsys.readouterr().err
+
+
+class TestFolders:
+    """Folders with files that only look like traces."""
+
+    @pytest.mark.parametrize("command", ["check", "ls", "open"])
+    def test_no_trace_in_them(
+        self,
+        command: str,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """A pipe, which would wait for a writer, a large tokenizer.json or vocab.json, a folder `out.json`."""
+        monkeypatch.chdir(tmp_path)
+        os.mkfifo(tmp_path / "pipe.json")
+        (tmp_path / "out.json").mkdir()
+        for name in ("tokenizer.json", "vocab.json"):
+            (tmp_path / name).write_text(json.dumps({"vocab": "a" * 100_000}))
+        assert main([command, str(tmp_path)]) == 2
+        assert "is a folder of traces" not in capsys.readouterr().err
+
+    @pytest.mark.parametrize("name", ["pipe.json", "out.json", "tokenizer.json"])
+    def test_which_files_may_be_traces(self, name: str, tmp_path: Path) -> None:
+        """Only a regular file that is named like a trace may be a damaged one."""
+        place = tmp_path / name
+        if name == "pipe.json":
+            os.mkfifo(place)
+        elif name == "out.json":
+            place.mkdir()
+        else:
+            place.write_text('{"cut')
+        assert not names_traces(tmp_path, str(tmp_path))
+        (tmp_path / "rank0.json").write_text('{"cut')
+        assert names_traces(tmp_path, str(tmp_path))
+        assert not names_traces(tmp_path, str(tmp_path), sure=True)
+
+
+FLIPPED = bytearray(gzip.compress(trace("aten::mm"), mtime=0))
+FLIPPED[12:14] = FLIPPED[12] ^ 0xFF, FLIPPED[13] ^ 0xFF
+
+
+@pytest.mark.usefixtures("folder")
+class TestLeftOut:
+    """A file named on the command line that gives nothing is never left out with status 0."""
+
+    @pytest.mark.parametrize("command", ["check", "report", "merge"])
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [("rank1.json", b""), ("rank1.json", b"\0" * 64), ("rank1.json.gz", bytes(FLIPPED))],
+    )
+    def test_a_damaged_trace(
+        self, folder: Path, command: str, name: str, content: bytes, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """It is read, its problem is printed, and the exit status is 1."""
+        (folder / "rank0.json").write_bytes(trace("aten::mm"))
+        (folder / name).write_bytes(content)
+        assert main([command, "rank0.json", name]) == 1
+        said = capsys.readouterr()
+        assert f"{name}: is " in said.out
+        assert "left out" not in said.err
+
+    def test_check_of_a_web_page(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """It is a problem; the report next to the trace is none."""
+        (folder / "c.json").write_text("<!DOCTYPE html>")
+        capsys.readouterr()
+        assert main(["check", "b.json", "b.report.json", "c.json", "--json"]) == 1
+        content = json.loads(capsys.readouterr().out)
+        assert [each["where"] for each in content["problems"]] == ["c.json"]
+        assert main(["check", "b.json", "b.report.json"]) == 0
+
+    @pytest.mark.parametrize(("command", "key"), [("merge", "findings"), ("report", "problems")])
+    def test_a_web_page_next_to_traces(
+        self, folder: Path, command: str, key: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """The output says what it is, and the exit status is 1."""
+        (folder / "a.rank0.json").write_bytes(trace("aten::mm"))
+        (folder / "b.rank1.json").write_bytes(trace("aten::mm"))
+        (folder / "c.json").write_text("<!DOCTYPE html>")
+        capsys.readouterr()
+        assert main([command, "a.rank0.json", "b.rank1.json", "c.json", "--json"]) == 1
+        found = json.loads(capsys.readouterr().out)[key]
+        assert [each["source"] for each in found if "is a web page" in each["problem"]] == ["c.json"]
+
+    def test_before_and_a_web_page(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """There is nothing to compare with."""
+        (folder / "after.json").write_text("<!DOCTYPE html>")
+        capsys.readouterr()
+        assert main(["report", "b.json", "after.json", "--json"]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert 'stepprof report: "after.json": is a web page and no trace: ' in said.err
 
 
 @pytest.mark.usefixtures("folder")

@@ -11,7 +11,7 @@ import pytest
 from runs import make_run, record, region, write_spans
 
 from stepprof.cli.main import main
-from stepprof.formats.recognise import TAKEN, not_a_trace, not_for_perfetto
+from stepprof.formats.recognise import TAKEN, What, not_a_trace, not_for_perfetto, shows_events
 
 TRACE = json.dumps(
     {
@@ -21,6 +21,12 @@ TRACE = json.dumps(
         ],
     }
 ).encode()
+
+
+def text(what: What | None) -> str | None:
+    return None if what is None else what.text
+
+
 PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.org/memory_viz shows it"
 
 
@@ -33,9 +39,15 @@ PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.
         (b'{"traceEvents": [', None),
         (b'{"schemaVersion": 1, "deviceProperties": [', None),
         (gzip.compress(TRACE, mtime=0)[:20], None),
-        (b"", "is empty"),
+        (gzip.compress(TRACE, mtime=0)[:10] + b"\xff" * 20, None),
+        (b"", None),
+        (gzip.compress(b"", mtime=0), None),
+        (b"\0" * 64, None),
+        (b"{\0\0\0", None),
+        (b"\x7fELF\0\0\0", None),
+        (TRACE.decode().encode("utf-16"), "is JSON in UTF-16: convert it to UTF-8"),
+        (TRACE.decode().encode("utf-16-be"), "is JSON in UTF-16: convert it to UTF-8"),
         (b"loss 0.1\n", f"is text and no trace: {TAKEN}"),
-        (b"\x7fELF\0\0\0", f"is a binary file and no trace: {TAKEN}"),
         (b"\xef\xbb\xbf<!DOCTYPE html>", f"is a web page and no trace: {TAKEN}"),
         (b'{"lr": 0.1}', "is JSON without traceEvents, and no trace"),
         (gzip.compress(b'{"lr": 0.1}', mtime=0), "is JSON without traceEvents, and no trace"),
@@ -48,7 +60,61 @@ def test_what_a_file_is(tmp_path: Path, content: bytes, what: str | None) -> Non
     """The start of the content decides. A damaged trace may still be one."""
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    assert not_a_trace(path) == what
+    assert text(not_a_trace(path)) == what
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "is empty"),
+        (gzip.compress(b"", mtime=0), "is empty"),
+        (b"\x7fELF\0\0\0", f"is a binary file and no trace: {TAKEN}"),
+    ],
+)
+def test_another_name(tmp_path: Path, content: bytes, what: str) -> None:
+    """Only the name of a trace makes an empty or a binary file a damaged trace."""
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    assert text(not_a_trace(path)) == what
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.pftrace.gz", gzip.compress(b"\x0a\x08\x50\x01\x68\x01\x32\0\0", mtime=0), None),
+        ("a.pftrace.gz", gzip.compress(b"\x0a\x08\x32\0\0\0", mtime=0), None),
+        ("a.txt", b"systrace", None),
+        ("a.html", b"<html>", None),
+        ("a.json", b"", "is empty"),
+        ("a.json", gzip.compress(b"", mtime=0), "is empty"),
+        ("a.nsys-rep", b"\x7f\0", "is a report of Nsight Systems: nsys-ui opens it"),
+        ("a.json", TRACE.decode().encode("utf-16"), "is JSON in UTF-16: convert it to UTF-8"),
+    ],
+)
+def test_what_perfetto_cannot_show(tmp_path: Path, name: str, content: bytes, what: str | None) -> None:
+    """The kind of the file decides, compressed or not; Perfetto shows text, pages of systrace and its own format."""
+    path = tmp_path / name
+    path.write_bytes(content)
+    assert text(not_for_perfetto(path)) == what
+
+
+@pytest.mark.parametrize(
+    ("content", "shown"),
+    [
+        (TRACE, True),
+        (gzip.compress(TRACE, mtime=0), True),
+        (b'[{"name": "a", "ph": "X"}', True),
+        (b'{"schemaVersion": 1, "deviceProperties": [', True),
+        (b'{"model": {"vocab": {"a": 0', False),
+        (b"[[1, 2], [3, 4", False),
+        (gzip.compress(TRACE, mtime=0)[:10] + b"\xff" * 20, False),
+    ],
+)
+def test_a_start_that_shows_events(tmp_path: Path, content: bytes, shown: bool) -> None:
+    """A key of a trace, or a list of events. What may be anything shows nothing."""
+    path = tmp_path / "a.json"
+    path.write_bytes(content)
+    assert shows_events(path) is shown
 
 
 def test_files_of_stepprof(tmp_path: Path) -> None:
@@ -66,20 +132,20 @@ def test_files_of_stepprof(tmp_path: Path) -> None:
     (manifest,) = (step / "manifest").glob("*.json")
     (spans,) = (run.path / "spans").glob("*.jsonl")
     run_file = run.path / "run.json"
-    assert [not_a_trace(each) for each in (step / "report.json", step / "report.html", compared)] == [
+    assert [text(not_a_trace(each)) for each in (step / "report.json", step / "report.html", compared)] == [
         "is a report of stepprof, and no trace",
         "is a report of stepprof, for a browser, and no trace",
         "is a comparison of stepprof, and no trace",
     ]
-    assert [not_a_trace(each) for each in (manifest, spans, run_file)] == [
+    assert [text(not_a_trace(each)) for each in (manifest, spans, run_file)] == [
         "is a manifest of a step: give the folder of its run",
         "is a file of spans: give the folder of its run",
         "is the description of a run: give the folder of the run",
     ]
     timeline = step / "timeline.pftrace"
     assert (
-        not_a_trace(timeline)
+        text(not_a_trace(timeline))
         == "is a merged timeline of stepprof: give the run or the traces that it was merged from; `stepprof open` shows the timeline"
     )
     assert not_for_perfetto(timeline) is None
-    assert not_for_perfetto(step / "report.json") == "is a report of stepprof, and no trace"
+    assert text(not_for_perfetto(step / "report.json")) == "is a report of stepprof, and no trace"

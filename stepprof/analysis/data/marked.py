@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from stepprof.analysis.data.table import Batch
+from stepprof.analysis.data.table import Batch, Warn
 from stepprof.analysis.timeline.find import Found, Input
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Source, Times
@@ -25,13 +25,17 @@ class MarkedProcess:
     steps: list[MarkedStep]
 
 
-def marked_processes(found: Found) -> list[MarkedProcess]:
-    """Read each trace, and return its marked steps."""
+def marked_processes(found: Found, warn: Warn) -> list[MarkedProcess]:
+    """Read each trace, and return its marked steps. `warn` receives the problems of each."""
     made = []
     for each in found.inputs:
         source = load(each, args=False, flows=False, evidence=False)
-        if source.extent is not None:
+        if source.extent is None:
+            source.findings = source.findings or ["has no events"]
+        else:
             made.append(MarkedProcess(source.origin.label, *source.extent, marked_steps(source)))
+        for problem in source.findings:
+            warn(each.origin.path, problem)
     return made
 
 
@@ -88,7 +92,6 @@ def steps_of(source: Source, wanted: Input, start: Times | None = None) -> Any:
     steps = marked_steps(source)
     if not steps:
         return None
-    begins = np.array([step.start for step in steps], np.int64)
+    begins, ends, numbers = np.array([(step.start, step.end, step.number) for step in steps], np.int64).T
     at = np.searchsorted(begins, start, side="right") - 1
-    numbers = np.array([step.number for step in steps], np.int64)[at]
-    return np.ma.masked_array(numbers, (at < 0) | (start >= steps[-1].end))
+    return np.ma.masked_array(numbers[at], (at < 0) | (start >= ends[at]))

@@ -18,7 +18,7 @@ from stepprof.analysis.data.slices import iteration_rows, slice_rows
 from stepprof.analysis.data.spans import span_rows, step_rows
 from stepprof.analysis.data.table import Batch, Table, Warn, require_arrow
 from stepprof.analysis.timeline.find import Found
-from stepprof.analysis.timeline.named_traces import names_traces
+from stepprof.analysis.timeline.named_traces import is_file, names_traces
 from stepprof.errors import ConfigError
 from stepprof.formats.recognise import not_a_trace
 from stepprof.formatting import ranges
@@ -128,9 +128,9 @@ class Traces(Run):
     def at(cls, paths: Sequence[Path], folder: Path) -> Traces:
         """Open files and folders. Raise ConfigError if one of them is no trace, or a run."""
         for path in paths:
-            what = not_a_trace(path) if path.is_file() else None
+            what = not_a_trace(path) if is_file(path) else None
             if what is not None:
-                raise ConfigError(f'"{path}": {what}')
+                raise ConfigError(f'"{path}": {what.text}')
             if not names_traces(folder, str(path)):
                 raise ConfigError(
                     f'open_run: "{path}" has no trace, and the others have; must be one run, or traces'
@@ -152,7 +152,7 @@ class Traces(Run):
 
     @property
     def steps(self) -> Table:
-        """The table of steps: one row for each that torch's profiler marked; else one row, without a number."""
+        """The table of steps: one row for each that torch's profiler marked; else one row for each process, without a number."""
         return Table(STEPS, lambda _: marked_rows(self._marked))
 
     @property
@@ -187,7 +187,7 @@ class Traces(Run):
 
     @cached_property
     def _marked(self) -> list[MarkedProcess]:
-        return marked_processes(self.step()._found)
+        return marked_processes(self.step()._found, self._warn)
 
 
 class RecordedStep:

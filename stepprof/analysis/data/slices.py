@@ -28,9 +28,10 @@ def slice_rows(found: Found, wanted: frozenset[str], warn: Warn) -> Iterator[tup
         warn: receives the problems of each source.
     """
     for each in found.inputs:
-        source = _read(each, arguments="arguments" in wanted, warn=warn)
+        source = _read(each, arguments="arguments" in wanted)
         common = _common(source, found)
         steps = steps_of(source, each) if found.step is None else None
+        _warn(source, warn)
         for at in range(0, len(source.slices), BATCH_ROWS):
             part = source.slices.between(at, at + BATCH_ROWS)
             of = {} if steps is None else {"step": steps[at : at + BATCH_ROWS]}
@@ -42,17 +43,18 @@ def iteration_rows(found: Found, warn: Warn) -> Iterator[tuple[int, Batch]]:
     for each in found.inputs:
         if each.origin.kind == "spans":
             continue
-        source = _read(each, arguments=False, warn=warn)
+        source = _read(each, arguments=False)
         kinds = np.array([track.kind == "iterations" for track in source.tracks], np.bool_)
         steps = source.slices.where(kinds[source.slices.track])
         sizes = np.array([batch_size(name) or 0 for name in source.names], np.int64)
         columns = {**_common(source, found), **_columns(source, steps)}
         if found.step is None:
             columns["step"] = steps_of(source, each, steps.start)
+        _warn(source, warn)
         yield len(steps), {**columns, "batch_size": sizes[steps.name]}
 
 
-def _read(wanted: Input, *, arguments: bool, warn: Warn) -> Source:
+def _read(wanted: Input, *, arguments: bool) -> Source:
     """Read a source, cut to the step as `stepprof merge` cuts it."""
     source = load(wanted, args=arguments, flows=False)
     if wanted.piece is not None:
@@ -61,9 +63,13 @@ def _read(wanted: Input, *, arguments: bool, warn: Warn) -> Source:
     if wanted.within is not None:
         start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
         source = replace(Filters(from_ns=start, to_ns=end).apply(source), findings=source.findings)
-    for problem in source.findings:
-        warn(wanted.origin.path, problem)
     return source
+
+
+def _warn(source: Source, warn: Warn) -> None:
+    """Report the problems of a source, also those that were found when its steps were numbered."""
+    for problem in source.findings:
+        warn(source.origin.path, problem)
 
 
 def _common(source: Source, found: Found) -> dict[str, Any]:

@@ -13,9 +13,6 @@ from stepprof.analysis.timeline.raw import read_header
 from stepprof.formats.npu_folder import is_database
 from stepprof.host.plain_files import resolved
 
-_OTHERS = re.compile(
-    r"(?:(?:.+\.)?(?:report|timeline[^/]*)|run|config|profiler_info\S*|profiler_metadata|tokenizer\S*)\.json(?:\.gz)?"
-)
 _SGLANG = re.compile(r"-TP-(\d+)")
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d+)", re.IGNORECASE)
 _GROUP = re.compile(r"(?:^|[^a-z])dp[-_]?(\d+)", re.IGNORECASE)
@@ -23,11 +20,6 @@ _HANDLER = re.compile(r"(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)\.\d+\.pt\.trace\.j
 """torch.profiler.tensorboard_trace_handler: host_pid.nanoseconds.pt.trace.json. The name of a host has no underscore; other names
 before the point (`worker1_step_12`) are of the job.
 """
-
-
-def is_trace_name(name: str) -> bool:
-    """Return whether a JSON file in a folder may be a trace."""
-    return not name.startswith(".") and _OTHERS.fullmatch(name) is None
 
 
 def worker_of(name: str) -> int | None:

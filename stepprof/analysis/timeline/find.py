@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.analysis.timeline.clocks import Clocks
-from stepprof.analysis.timeline.file_names import is_trace_name, origin_of_file, stated_step
+from stepprof.analysis.timeline.file_names import origin_of_file, stated_step
 from stepprof.analysis.timeline.manifest_sources import (
     TRACES,
     Input,
@@ -26,6 +26,7 @@ from stepprof.analysis.timeline.manifest_sources import (
     with_machines,
 )
 from stepprof.analysis.timeline.model import Alignment, Origin
+from stepprof.analysis.timeline.named_traces import is_file
 from stepprof.analysis.timeline.occurrence import Occurrence, without_superseded
 from stepprof.analysis.timeline.own_timeline import read_timeline
 from stepprof.analysis.timeline.profiler_stalls import with_held
@@ -33,12 +34,13 @@ from stepprof.analysis.timeline.source_selection import of_ranks, of_roles
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formats.npu_folder import is_database
+from stepprof.formats.recognise import is_trace_name
 from stepprof.host.plain_files import readable, resolved
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
 from stepprof.run.manifest import find_step, read_clocks, read_step
 from stepprof.run.occurrences import occurrence_note, of_fragments
-from stepprof.run.runs import find_run, is_run, named_run, run_id_of, steps
+from stepprof.run.runs import find_run, is_folder, is_run, named_run, run_id_of, steps
 from stepprof.run.same_run import evidence_of, parts_of_one_run, why_apart
 from stepprof.run.summary import absent_ranks
 
@@ -153,9 +155,9 @@ def find(
         run = None if each is None else named_run(output_dir, str(each))
         if run is not None:
             runs.append(run.absolute())
-        elif path is not None and path.is_file():
+        elif path is not None and is_file(path):
             plain.append(path)
-        elif path is not None and path.is_dir():
+        elif path is not None and is_folder(path):
             next(path.iterdir(), None)  # an OSError if it may not be read
             number = step_number(resolved(path).name)
             if number is not None and is_run(resolved(path).parent):

@@ -5,39 +5,40 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from stepprof.formats.npu_folder import is_database
-from stepprof.formats.recognise import not_a_trace
+from stepprof.formats.recognise import has_trace_suffix, is_trace_name, not_a_trace, shows_events
 from stepprof.host.plain_files import resolved
 from stepprof.run.layout import step_number
-from stepprof.run.runs import is_run, named_run
-
-SHALLOW, DEEP = "*", "**/*"
+from stepprof.run.runs import is_folder, is_run, named_run
 
 
-def names_traces(folder: Path, text: str, pattern: str = DEEP) -> bool:
+def names_traces(folder: Path, text: str, *, sure: bool = False) -> bool:
     """Return whether a text names a file, or a folder that is no run and has traces.
 
     Args:
         folder: of the runs: a run id is no trace.
         text: the argument.
-        pattern: which files of a folder are looked at.
+        sure: whether a folder must itself hold a file that shows events; else one that may be a damaged
+            trace is enough, also in a folder below.
     """
     if named_run(folder, text) is not None:
         return False
     if is_file(text):
         return True
-    if not os.path.isdir(text):  # noqa: PTH112 - as in `is_file`
-        return False
     place = resolved(text)
+    if not is_folder(place):
+        return False
     if step_number(place.name) is not None and is_run(place.parent):
         return False
-    return any(_may_be_trace(each) for each in place.glob(pattern))
+    if sure:
+        return any(_may_be_trace(each) and shows_events(each) for each in place.glob("*"))
+    return any(_may_be_trace(each) for each in place.glob("**/*"))
 
 
-def is_file(text: str) -> bool:
+def is_file(text: str | Path) -> bool:
     """Return whether there is such a file."""
     return os.path.isfile(text)  # noqa: PTH113 - Path.is_file() raises for a name that is too long
 
 
 def _may_be_trace(path: Path) -> bool:
-    return (path.name.endswith((".json", ".json.gz")) or is_database(path.name)) and not_a_trace(path) is None
+    named = has_trace_suffix(path.name) and is_trace_name(path.name)
+    return named and is_file(path) and not_a_trace(path) is None

@@ -10,6 +10,7 @@ import dataclasses
 
 from stepprof.analysis.verify import Problem, verify_run
 from stepprof.cli.common import (
+    Given,
     add_json,
     add_run_or_traces,
     chosen_run,
@@ -42,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
     if args.workers is not None and args.workers < 1:
         raise ConfigError.at("--workers", args.workers, "must be >= 1")
     traces = given_traces(args)
-    if traces:
+    if traces.paths:
         return _check_traces(traces, args)
     path = chosen_run(args)
     with progress_bar("reading artifacts") as progress:
@@ -76,22 +77,23 @@ def run(args: argparse.Namespace) -> int:
     return 0 if result.ok else 1
 
 
-def _check_traces(traces: list[str], args: argparse.Namespace) -> int:
+def _check_traces(traces: Given, args: argparse.Namespace) -> int:
     require_extra()
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.trace_check import check_traces
 
-    found = find(traces, output_dir=output_dir(args))
+    found = find(traces.paths, output_dir=output_dir(args))
     with progress_bar("reading traces") as progress:
         checked = check_traces(found, workers=args.workers, progress=progress)
     problems = [Problem(None, each.path, each.checked.problem) for each in checked if each.checked.problem]
+    problems += [Problem(None, path, what) for path, what in traces.left_out]
     notes = [Problem(None, each.path, note) for each in checked for note in each.checked.notes]
     notes += [Problem(None, source or "", problem) for source, problem in found.findings]
     events, read = sum(each.events for each in checked), sum(each.bytes for each in checked)
     if args.json:
         print_json(
             {
-                "paths": traces,
+                "paths": traces.paths,
                 "ok": not problems,
                 "checked": {"traces": len(checked), "events": events, "bytes": read},
                 "problems": [dataclasses.asdict(problem) for problem in problems],
@@ -103,7 +105,7 @@ def _check_traces(traces: list[str], args: argparse.Namespace) -> int:
         lines += [f"PROBLEM  {_line(problem)}" for problem in problems]
         verdict = "ok" if not problems else counted(len(problems), "problem")
         counts = f"{counted(len(checked), 'trace')}, {counted(events, 'event')}, {size(read)}"
-        print_lines(*lines, f"{verdict}: {counts} in {', '.join(traces)}")
+        print_lines(*lines, f"{verdict}: {counts} in {', '.join(traces.paths)}")
     return 1 if problems else 0
 
 

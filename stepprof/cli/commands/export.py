@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from stepprof.analysis.data.export import export
     from stepprof.analysis.data.run import Run
 
-    traces = given_traces(args)
+    traces = given_traces(args).paths
     opened = Run.of(*traces, output_dir=output_dir(args)) if traces else Run.of(chosen_run(args))
     written = export(opened, args.parquet, opened.exported(args.step))
     if args.json:

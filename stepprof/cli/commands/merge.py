@@ -91,7 +91,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge. Return 1 if a source contributed nothing to the timeline, else 0."""
+    """Merge. Return 1 if a source, or a file of RUN…, contributed nothing to the timeline, else 0."""
     assume = begin_reading(args)
     format_ = chosen_format(args.format)
     check_options(args)
@@ -101,9 +101,10 @@ def run(args: argparse.Namespace) -> int:
     from stepprof.analysis.timeline.merge import default_output, merge
     from stepprof.analysis.timeline.parts import estimate, too_large
 
+    given = only_traces(args.runs, output_dir(args))
     with chosen_cluster(args) as cluster:
         found = find(
-            only_traces(args.runs, output_dir(args)),
+            given.paths,
             output_dir=output_dir(args),
             step=args.step,
             occurrence=args.occurrence,
@@ -111,6 +112,7 @@ def run(args: argparse.Namespace) -> int:
             ranks=None if args.ranks is None else Ranks.parse(args.ranks, "--ranks"),
             elsewhere=None if cluster is None else cluster.elsewhere,
         )
+        found.findings += given.left_out
         with progress_bar("comparing clocks") as progress:
             found = placed(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
         begin = start_of(found, assume) if (args.from_seconds, args.to_seconds) != (None, None) else 0
@@ -148,7 +150,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_lines(*(line for each in timelines for line in _rendered(found, *each)))
     parts = [part for merged, _ in timelines for part in merged.parts]
-    return 1 if any(part.events == 0 and part.findings for part in parts) else 0
+    return 1 if given.left_out or any(part.events == 0 and part.findings for part in parts) else 0
 
 
 def _added(

@@ -12,6 +12,7 @@ import webbrowser
 from collections.abc import Sequence
 from pathlib import Path
 
+from stepprof.analysis.timeline.named_traces import is_file
 from stepprof.analysis.timeline.serve import TimelineServer, viewer_folder
 from stepprof.cli.common import add_run_or_traces, add_step, chosen_run, given_traces, output_dir
 from stepprof.cli.make_outputs import make_timeline
@@ -22,6 +23,7 @@ from stepprof.formats.recognise import not_for_perfetto
 from stepprof.formatting import install
 from stepprof.run.layout import step_folder
 from stepprof.run.manifest import find_step
+from stepprof.run.runs import named_run
 
 PUBLIC_VIEWER = "https://ui.perfetto.dev"
 TIMELINES = ("timeline.pftrace", "timeline.json.gz")
@@ -91,15 +93,15 @@ def _redirect(folder: Path, url: str) -> str:
 
 def _timeline(args: argparse.Namespace, private: Path | None) -> Path:
     """Return the requested file; merge it if it is missing, into `private` if its folder cannot be written."""
-    path = Path(args.runs[0]) if len(args.runs) == 1 else None
-    if path is not None and path.is_file() and not is_database(path.name):
+    path = Path(args.runs[0]) if _is_file(args) else None
+    if path is not None:
         if args.step is not None:
             raise ConfigError(f'--step = {args.step}: "{path}" is a file; omit --step')
         what = not_for_perfetto(path)
         if what is not None:
-            raise ConfigError(f'"{path}": {what}')
+            raise ConfigError(f'"{path}": {what.text}')
         return path.absolute()
-    traces = given_traces(args)
+    traces = given_traces(args).paths
     if traces:
         print_lines(f"merging {', '.join(traces)}")
         return _merged(traces, output_dir(args), args.step, private)
@@ -111,6 +113,14 @@ def _timeline(args: argparse.Namespace, private: Path | None) -> Path:
         return max(there, key=lambda file: file.stat().st_mtime_ns)
     print_lines(f"{folder} has no timeline yet: merging")
     return _merged([run], run.parent, step, private)
+
+
+def _is_file(args: argparse.Namespace) -> bool:
+    """Return whether RUN is one file that can be opened as it is, and no run has its name."""
+    if len(args.runs) != 1:
+        return False
+    text = args.runs[0]
+    return is_file(text) and named_run(output_dir(args), text) is None and not is_database(Path(text).name)
 
 
 def _merged(paths: Sequence[str | Path], folder: Path, step: int | None, private: Path | None) -> Path:

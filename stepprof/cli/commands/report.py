@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import argparse
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from stepprof.analysis.timeline.named_traces import is_file
 from stepprof.cli.common import only_traces, output_dir
 from stepprof.cli.make_outputs import is_written
 from stepprof.cli.output import print_json, print_lines, print_text
@@ -26,6 +28,7 @@ from stepprof.cli.trace_options import (
 )
 from stepprof.errors import ConfigError
 from stepprof.host.plain_files import resolved
+from stepprof.run.runs import is_folder
 
 if TYPE_CHECKING:
     from stepprof.analysis.report.schema import Comparison, Report
@@ -74,7 +77,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report or compare. Return 1 if a source was not read, or a requested file not written; with
+    """Report or compare. Return 1 if a source, or a file of RUN…, is not in the report, or a requested file not written; with
     --fail-on-regression 3 for a regression and 4 if it cannot be judged; else 0.
     """
     assume = begin_reading(args)
@@ -86,11 +89,13 @@ def run(args: argparse.Namespace) -> int:
     if outputs.json == outputs.markdown == _THERE:
         raise ConfigError("--json and --markdown: both print to stdout; give one of them a FILE")
     limit = _limit(args.fail_on_regression)
-    sides = _sides(only_traces(args.runs, output_dir(args)), args.step, output_dir(args))
+    given = only_traces(args.runs, output_dir(args), compared=True)
+    sides = _sides(given.paths, args.step, output_dir(args))
     if limit is not None and len(sides) != 2:
         raise ConfigError("--fail-on-regression: needs two runs, or two RUN:STEP: A before, B after")
     with chosen_cluster(args) as cluster:
         founds = [_found(args, side, cluster) for side in sides]
+        founds[0].findings += given.left_out
         _refuse_filtered(founds)
         _check_assumed(assume, founds)
         reports = [_analysed(args, found, assume, cluster) for found in founds]
@@ -100,16 +105,25 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"nothing could be read: {'; '.join(problems[:3]) or 'no trace has an event'}")
     folder = founds[-1].folder or Path()
     unread = [problem.source or "" for report in reports for problem in report.problems if problem.unread]
+    lacks = int(bool(given.left_out) or any(_without_events(report) for report in reports))
     if len(reports) == 1:
         failed = _give(reports[0], folder, founds[0].named("report"), outputs)
-        return warn_unread(unread, "the report") or failed
+        return warn_unread(unread, "the report") or failed or lacks
     compared = _compared(reports, founds, sides, limit)
     failed = _give(compared, folder, _COMPARISON, outputs)
     if compared.gate is not None and unread:
         warn_unread(unread, "the comparison")
         return _STATUS["unknown"]
     verdict = 0 if compared.gate is None else _STATUS[compared.gate.verdict]
-    return verdict or warn_unread(unread, "the comparison") or failed
+    return verdict or warn_unread(unread, "the comparison") or failed or lacks
+
+
+def _without_events(report: Report) -> list[str]:
+    """Return the traces of other tools that no event was read from, and print them."""
+    paths = [each.path or "" for each in report.sources if each.kind == "trace" and not each.events]
+    for path in paths:
+        print_lines(f"{path}: no event of it is in the report", file=sys.stderr)
+    return paths
 
 
 def _compared(
@@ -276,7 +290,7 @@ def _are_compared(a: Path, b: Path) -> bool:
     """Return whether two files are traces before and after: stepprof recorded neither, and they are not of two ranks."""
     from stepprof.analysis.timeline.file_names import origin_of_file
 
-    if not (a.is_file() and b.is_file()):
+    if not (is_file(a) and is_file(b)):
         return False
     one, other = (origin_of_file(each, each.name)[0] for each in (a, b))
     return one.kind == other.kind == "trace" and one.rank == other.rank
@@ -292,7 +306,7 @@ def _parts(places: Sequence[Path]) -> Sequence[Sequence[Path]]:
 def _split(text: str, step: int | None) -> tuple[str, int | None]:
     """Split `RUN:STEP`. A path that exists under the whole name is not split."""
     path, colon, number = text.rpartition(":")
-    if not colon or not path or not number.isdecimal() or Path(text).exists():
+    if not colon or not path or not number.isdecimal() or is_file(text) or is_folder(Path(text)):
         return text, step
     if step is not None and step != int(number):
         raise ConfigError(f'--step = {step}: "{text}" names another step; omit one of them')
@@ -311,9 +325,9 @@ def _run_of(path: str, folder: Path) -> tuple[str, Path]:
     if found is not None:
         return run_id_of(found), resolved(found)
     place = resolved(path)
-    if place.is_file():
+    if is_file(place):
         return str(place.parent), place.parent
-    if place.is_dir() and step_number(place.name) is not None and is_run(place.parent):
+    if is_folder(place) and step_number(place.name) is not None and is_run(place.parent):
         return f"{run_id_of(place.parent)} {place.name}", place.parent
     return str(place), place
 

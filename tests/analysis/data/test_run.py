@@ -460,6 +460,38 @@ class TestTraces:
         assert {row["step"] for row in rows(step.findings)} == {5}
         assert repr(step) == "<step 5 of a.json.gz>"
 
+    def test_a_number_that_is_marked_twice(self, tmp_path):
+        """The last one counts. What began in the first one is in no step, and a problem says so."""
+        events = []
+        for at, number in enumerate((4, 5, 6, 5)):
+            events += [
+                op(f"ProfilerStep#{number}", 1000 * at, 900, cat="user_annotation"),
+                op(f"in {at}", 1000 * at + 100, 500),
+                op("execute_context_1(7)_generation_3(3)", 1000 * at + 700, 90, cat="user_annotation"),
+            ]
+        (tmp_path / "a.json.gz").write_bytes(trace(*events))
+        said = "a.json.gz: 1 steps that torch's profiler marked have the number of a later one: the last one of each number counts"
+        opened = stepprof.open_run(tmp_path / "a.json.gz")
+        found = rows(opened.step().slices.select("step", "name"))
+        assert [row["step"] for row in found if row["name"].startswith("in ")] == [4, None, 6, 5]
+        assert opened.problems == [said]
+        opened = stepprof.open_run(tmp_path / "a.json.gz")
+        assert [row["step"] for row in rows(opened.step().iterations)] == [4, None, 6, 5]
+        assert opened.problems == [said]
+        opened = stepprof.open_run(tmp_path / "a.json.gz")
+        assert opened.recorded == [4, 5, 6]
+        assert opened.problems == [said]
+
+    def test_damage_is_a_problem(self, marked, tmp_path):
+        """The table of steps names a trace that breaks off, and one without events."""
+        whole = gzip.decompress(marked.read_bytes())
+        (tmp_path / "cut.trace.json").write_bytes(whole[:-30])
+        (tmp_path / "none.trace.json").write_text('{"traceEvents": []}')
+        opened = stepprof.open_run(tmp_path)
+        assert len(rows(opened.steps)) == 3
+        assert [each.partition(":")[0] for each in opened.problems] == ["cut.trace.json", "none.trace.json"]
+        assert "breaks off" in opened.problems[0]
+
     def test_without_marks_there_is_one_row(self, tmp_path):
         """A trace of `torch.profiler.profile()` without a schedule."""
         (tmp_path / "a.json").write_bytes(gzip.decompress(trace(op("aten::mm", 10, 500))))

@@ -79,6 +79,24 @@ class TestWithoutAViewer:
         assert main(["open", str(step / "timeline.pftrace")]) == 0
         assert str(step / "timeline.pftrace") in capsys.readouterr().out
 
+    def test_a_file_never_hides_a_run_of_the_same_name(self, step, tmp_path, capsys, monkeypatch) -> None:
+        """As in every other command, a run id names the run. A path with a separator names the file."""
+        monkeypatch.chdir(tmp_path)
+        run = step.parent
+        (tmp_path / run.name).write_bytes(TRACE)
+        assert main(["open", run.name, "--output-dir", str(run.parent)]) == 0
+        assert str(step / "timeline.pftrace") in capsys.readouterr().out
+        assert main(["open", f"./{run.name}", "--output-dir", str(run.parent)]) == 0
+        assert capsys.readouterr().out.startswith(f"{tmp_path / run.name}\n")
+
+    @pytest.mark.parametrize("command", ["open", "check", "report", "merge", "export", "show"])
+    def test_a_name_that_is_too_long(self, command, tmp_path, capsys, monkeypatch) -> None:
+        """No file system has it, so there is no such run."""
+        monkeypatch.chdir(tmp_path)
+        more = {"export": ["--parquet", "out"], "report": ["y" * 5000 + ":2"]}.get(command, [])
+        assert main([command, "x" * 5000, *more]) == 2
+        assert "neither a run under" in capsys.readouterr().err
+
     @pytest.mark.parametrize(
         ("arguments", "message"),
         [
