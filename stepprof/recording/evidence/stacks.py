@@ -23,7 +23,7 @@ from stepprof.recording.evidence.awaited_calls import AwaitedCalls
 from stepprof.recording.evidence.busy_threads import busy_threads
 from stepprof.recording.evidence.garbage import GarbageWatch
 from stepprof.recording.evidence.sampler_thread import SamplerThread
-from stepprof.recording.evidence.waiting_tasks import TaskSampler
+from stepprof.recording.evidence.waiting_tasks import TaskSampler, pending_tasks
 from stepprof.run.evidence import SAMPLE_NS
 
 LONGEST_NS = 600_000_000_000
@@ -247,8 +247,9 @@ class StackSampler:
                     )
             total.samples += 1
             if _is_event_loop(found):
-                self.tasks.sample(thread, place)
-                self.awaited.sample(thread, place, now)
+                tasks = pending_tasks(ident)
+                self.tasks.sample(thread, place, tasks)
+                self.awaited.sample(thread, place, now, tasks)
 
     def _leave(self, total: ThreadTotal) -> None:
         """End the stretch of a thread that is no longer busy, or has regions now."""

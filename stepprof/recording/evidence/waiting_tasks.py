@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 
 from stepprof.host.real_time import perf_counter_ns
 
+MOST_KNOWN = 1_000
+"""With more tasks in the process, also those that have ended, none is looked at."""
 MOST_TASKS = 64
 """With more tasks nothing is counted: a part of them could lack those that have passed."""
 MOST = 5_000
@@ -61,37 +63,49 @@ class TaskSampler:
 
     def __init__(self) -> None:
         self.stretches: list[HeldStretch] = []
-        self._last: HeldStretch | None = None
-        """That of the sample before."""
-        self._current: HeldStretch | None = None
+        self._last: dict[int, HeldStretch] = {}
+        """That of the sample before, by thread."""
+        self._current: dict[int, HeldStretch] = {}
 
     def end(self, now_ns: int) -> None:
-        """Have the current stretch last until now. The next sample may continue it."""
-        self._last, self._current = self._current, None
-        if self._last is not None:
-            self._last.end_ns = now_ns
+        """Have the current stretches last until now. The next sample may continue them."""
+        self._last, self._current = self._current, {}
+        for each in self._last.values():
+            each.end_ns = now_ns
 
-    def sample(self, thread: int, place: tuple[int | None, str | None]) -> None:
-        """Sample the coroutines of a thread whose event loop waits."""
-        held, now, last = held_tasks(), perf_counter_ns(), self._last
+    def sample(self, thread: int, place: tuple[int | None, str | None], tasks: Sequence[Any]) -> None:
+        """Sample the coroutines of a thread whose event loop waits, and has these tasks."""
+        held, now, last = held_tasks(tasks), perf_counter_ns(), self._last.get(thread)
         if held is None:
             return
-        if last is not None and (last.thread, last.place, last.held) == (thread, place, held):
-            self._current = last
+        if last is not None and (last.place, last.held) == (place, held):
+            self._current[thread] = last
         elif len(self.stretches) < MOST:
-            self._current = HeldStretch(thread, place, held, now, now)
-            self.stretches.append(self._current)
+            self._current[thread] = HeldStretch(thread, place, held, now, now)
+            self.stretches.append(self._current[thread])
 
 
-def held_tasks() -> Held | None:
-    """Return the function with the most tasks that wait for a lock or semaphore; None: there is none, or it is
-    not known, as on Python 3.14.
+def pending_tasks(ident: int) -> list[Any]:
+    """Return weak references to the tasks of the event loop of a thread that have not ended; []: there are none,
+    too many in the process, or it is not known, as on Python 3.14.
     """
     tasks = sys.modules.get("asyncio.tasks")
     known = getattr(tasks, "_scheduled_tasks", None) or getattr(tasks, "_all_tasks", None)
-    references: list[Any] = list(getattr(known, "data", ()))
+    data = getattr(known, "data", ())
+    if len(data) > MOST_KNOWN:
+        return []
+    references: list[Any] = list(data)
     states = map(getattr, map(_call, references), repeat("_state"), repeat(None))
-    references = [*islice(compress(references, map(eq, states, repeat("PENDING"))), MOST_TASKS + 1)]
+    references = [*compress(references, map(eq, states, repeat("PENDING")))]
+    loops = map(getattr, map(_call, references), repeat("_loop"), repeat(None))
+    threads = map(getattr, loops, repeat("_thread_id"), repeat(None))
+    return [*compress(references, map(eq, threads, repeat(ident)))]
+
+
+def held_tasks(references: Sequence[Any]) -> Held | None:
+    """Return the function with the most tasks that wait for a lock or semaphore; None: there is none, or too many
+    tasks.
+    """
     if not 1 < len(references) <= MOST_TASKS:
         return None
     awaited = [_awaited(each) for each in references]

@@ -9,9 +9,20 @@ import time
 import pytest
 from counting import instructions_of
 
-from stepprof.recording.evidence.waiting_tasks import MOST_TASKS, held_tasks
+from stepprof.recording.evidence.waiting_tasks import (
+    MOST_KNOWN,
+    MOST_TASKS,
+    Held,
+    TaskSampler,
+    held_tasks,
+    pending_tasks,
+)
 
 SECONDS = 0.05
+
+
+def held_in(ident) -> Held | None:
+    return held_tasks(pending_tasks(ident))
 
 
 def seen(main):
@@ -23,7 +34,8 @@ def seen(main):
     async def run() -> None:
         tasks = asyncio.gather(*await main())
         await asyncio.sleep(SECONDS)
-        thread = threading.Thread(target=lambda: found.append(held_tasks()))
+        ident = threading.get_ident()
+        thread = threading.Thread(target=lambda: found.append(held_in(ident)))
         thread.start()
         thread.join(30)
         tasks.cancel()
@@ -83,8 +95,65 @@ class TestHeldTasks:
 
         assert seen(main) is None
 
+    @pytest.mark.parametrize(("count", "known"), [(MOST_KNOWN // 2, True), (MOST_KNOWN, False)])
+    def test_many_ended_tasks(self, count, known) -> None:
+        """Tasks that have ended are not counted. With too many of them in the process none is looked at."""
+        ended = []
+
+        async def end() -> None:
+            pass
+
+        async def main():
+            ended.extend(asyncio.create_task(end()) for _ in range(count))
+            await asyncio.sleep(0)
+            limit = asyncio.Semaphore(1)
+            return [call(limit) for _ in range(8)]
+
+        assert seen(main) == (("call", 7, 1, 1) if known else None)
+
+    def test_event_loops_of_two_threads(self) -> None:
+        """Each event loop has its own tasks and its own stretches."""
+        loops = [asyncio.new_event_loop() for _ in range(2)]
+        threads = [threading.Thread(target=each.run_forever) for each in loops]
+        for each in threads:
+            each.start()
+
+        async def begin(count: int):
+            limit = asyncio.Lock()
+            return asyncio.gather(*[call(limit) for _ in range(count)], return_exceptions=True)
+
+        async def end(tasks) -> None:
+            tasks.cancel()
+            await asyncio.gather(tasks, return_exceptions=True)
+
+        counts = (3, 5)
+        try:
+            tasks = [
+                asyncio.run_coroutine_threadsafe(begin(count), loop).result(30)
+                for count, loop in zip(counts, loops, strict=True)
+            ]
+            for each in loops:
+                asyncio.run_coroutine_threadsafe(asyncio.sleep(0), each).result(30)
+            sampler = TaskSampler()
+            for now in range(3):
+                sampler.end(now)
+                for at, each in enumerate(threads):
+                    sampler.sample(at, (1, None), pending_tasks(each.ident))
+            sampler.end(9)
+            found = [
+                (each.thread, each.held.waiting, each.held.passed, each.end_ns) for each in sampler.stretches
+            ]
+            for one, loop in zip(tasks, loops, strict=True):
+                asyncio.run_coroutine_threadsafe(end(one), loop).result(30)
+        finally:
+            for loop, each in zip(loops, threads, strict=True):
+                loop.call_soon_threadsafe(loop.stop)
+                each.join(30)
+                loop.close()
+        assert found == [(0, 2, 1, 9), (1, 4, 1, 9)]
+
     def test_without_an_event_loop(self) -> None:
-        assert held_tasks() is None
+        assert held_in(threading.get_ident()) is None
 
     def test_objects_of_the_job_are_freed_on_their_own_thread(self) -> None:
         """Reading the tasks never destroys a local variable of the job on another thread."""
@@ -108,7 +177,7 @@ class TestHeldTasks:
         deadline = time.monotonic() + 30
         loop = threading.Thread(target=asyncio.run, args=(main(),))
         loop.start()
-        while sum(held_tasks() is not None for _ in range(500)) == 0:
+        while sum(held_in(loop.ident) is not None for _ in range(500)) == 0:
             assert time.monotonic() < deadline
         over.set()
         loop.join(30)
@@ -125,7 +194,7 @@ class TestPrice:
             limit = asyncio.Semaphore(1)
             tasks = [asyncio.create_task(call(limit)) for _ in range(count)]
             await asyncio.sleep(0)
-            found = instructions_of(held_tasks)
+            found = instructions_of(lambda: held_in(threading.get_ident()))
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
