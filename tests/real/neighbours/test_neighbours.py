@@ -44,7 +44,7 @@ if "recorded" in sys.argv:
     stepprof.init({"steps": "2", "output_dir": "runs"})
     step, region = stepprof.profile_step, stepprof.region
 
-def work(number):
+def work_of_job(number):
     with region("work"):
         time.sleep(0.01)
         return sum(range(number * 1000))
@@ -52,13 +52,13 @@ def work(number):
 atexit.register(print, "the end of the job")
 for number in (1, 2, 3):
     with step(number):
-        print(number, work(number), flush=True)
+        print(number, work_of_job(number), flush=True)
 if "opentelemetry" in sys.argv:
     print("the span is current:", trace.get_current_span() is not trace.INVALID_SPAN)
 if "cProfile" in sys.argv:
     profiler.disable()
     calls = {getattr(entry.code, "co_name", ""): entry.callcount for entry in profiler.getstats()}
-    print("calls of work:", calls["work"])
+    print("calls of work_of_job:", calls["work_of_job"])
 sys.exit(3)
 """
 COMMANDS = {
