@@ -37,6 +37,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.usefixtures("folder")
 class TestRefused:
+    @pytest.mark.parametrize("given", [["--json", "b.json"], ["a.json.gz", "--json", "b.json"]])
+    def test_a_report_never_replaces_a_trace(
+        self, given: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A file of an earlier report is replaced."""
+        before = (folder / "b.json").read_bytes()
+        assert main(["report", *given]) == 2
+        assert 'stepprof report: --json "b.json": is a trace' in capsys.readouterr().err
+        assert (folder / "b.json").read_bytes() == before
+        for _ in range(2):
+            assert main(["report", "b.json", "--json", "written.json"]) == 0
+
     @pytest.mark.parametrize("command", ["ls", "show", "status", "trigger", "spans", "analyse"])
     @pytest.mark.parametrize(("given", "what"), [("a.json.gz", "is a trace"), (".", "is a folder of traces")])
     def test_commands_about_runs(

@@ -27,6 +27,7 @@ from stepprof.cli.trace_options import (
     warn_unread,
 )
 from stepprof.errors import ConfigError
+from stepprof.formats.recognise import shows_events
 from stepprof.host.plain_files import resolved
 from stepprof.run.runs import is_folder
 
@@ -333,8 +334,14 @@ def _run_of(path: str, folder: Path) -> tuple[str, Path]:
 
 
 def _file(given: str | None, option: str, ending: str) -> str | None:
-    """Check the name of an output file: `--json RUN` would otherwise overwrite the run."""
-    if given in (None, _THERE) or str(given).endswith(ending):
+    """Check the name of an output file: `--json RUN` or `--json TRACE` would otherwise overwrite that."""
+    if given is None or given == _THERE:
+        return given
+    if is_file(given) and shows_events(Path(given)):
+        raise ConfigError(
+            f'{option} "{given}": is a trace, which the report would replace; put it before {option}'
+        )
+    if given.endswith(ending):
         return given
     raise ConfigError(
         f'{option} "{given}": must end in {ending}; did you mean {option} {given}{ending}? If it is a run, put it before {option}'
