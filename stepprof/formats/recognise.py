@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stepprof.formats.npu_folder import is_database
-from stepprof.host.plain_files import resolved
+from stepprof.host.plain_files import open_plain, resolved
 
 TAKEN = "a trace is .json or .json.gz of torch.profiler, vLLM or SGLang, or .db of torch_npu"
 _LOOKED_AT = 1 << 16
@@ -129,7 +129,7 @@ def _what(path: Path) -> What | None:
 
 def _start(path: Path) -> bytes:
     """Return the first bytes of a file, decompressed."""
-    with resolved(path).open("rb") as file:
+    with open_plain(resolved(path)) as file:
         start = file.read(_LOOKED_AT)
     return zlib.decompressobj(31).decompress(start, _LOOKED_AT) if start[:2] == b"\x1f\x8b" else start
 
