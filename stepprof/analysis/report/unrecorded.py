@@ -28,9 +28,7 @@ class _Taken:
         held = self.held = Intervals.of(each[1:] for each in profiled)
         last = max((start for _, start, _ in profiled), default=0)
         # what follows the last window of a process delays nothing in the step
-        self.delaying = Intervals.of(
-            (start, end) for action, start, end in profiled if (action, start) != ("stop", last)
-        )
+        self.total = sum(end - start for action, start, end in profiled if (action, start) != ("stop", last))
         ordered = sorted(waits)
         self.ends = [end for end, _ in ordered]
         self.sums = [0, *accumulate(change for _, change in ordered)]
@@ -65,14 +63,9 @@ class Unrecorded:
         return end - start if taken is None else taken.length(start, end)
 
     def displaced(self, process: str) -> float:
-        """Return by how much longer or shorter the profiler may have held the others up than this process [s].
-
-        It may wait for several that were held up one after the other.
-        """
-        held = [each.delaying for each in self.taken.values()]
-        own = self.taken[process].delaying.total if process in self.taken else 0
-        shortest = min((each.total for each in held), default=own)
-        return max(Intervals.all_of(held).total - own, own - shortest) / 1e9
+        """Return by how much longer or shorter the profiler held another process up than this one [s]."""
+        own = self.taken[process].total if process in self.taken else 0
+        return max((abs(each.total - own) for each in self.taken.values()), default=0) / 1e9
 
 
 def changes_of(known: Iterable[Timeline], graph: StepGraph) -> list[tuple[str, Changes]]:

@@ -32,19 +32,6 @@ class TestUnrecorded:
         assert unrecorded.length("h 1", 100, 200) == 50
         assert unrecorded.length("h 2", 100, 200) == 100
 
-    def test_processes_that_are_held_up_one_after_the_other(self) -> None:
-        """Three profilers took 1 s each, two of them one after the other: who waits for both was displaced by 1 s more than by its own."""
-        windows = [
-            {
-                "host": "h", "pid": pid, "start_unix_ns": end, "start_seconds": 1.0, "end_unix_ns": None,
-                "stall_seconds": 0.0,
-            }
-            for pid, end in ((1, 10**9), (2, 10**9), (3, 3 * 10**9))
-        ]  # fmt: skip
-        assert Unrecorded.of(windows, {}).displaced("h 1") == 1.0
-        assert Unrecorded.of(windows[:2], {}).displaced("h 1") == 0.0
-        assert Unrecorded.of(windows, {}).displaced("h 4") == 2.0
-
 
 class TestChanges:
     def test_a_rank_waits_for_one_whose_profiler_started_later(self) -> None:
