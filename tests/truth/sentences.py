@@ -170,6 +170,21 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
             sentences.wrong(lengths)
 
 
+@_reads(r"the step took (?P<seconds>[\d.,]+ \w+) on (?P<host>\S+); by other clocks its end is not known")
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    low, high = seconds_of(match["seconds"])
+    of_length, without_end = set(), set()
+    for waited in sentences.waited:
+        fates = {each.process.fate for each in waited.known if each.process.windows}
+        if low <= (waited.bounds[1] - waited.bounds[0]) / 1e9 <= high and fates - {*_WITHOUT_END}:
+            of_length.add(id(waited))
+        if fates & {*_WITHOUT_END}:
+            without_end.add(id(waited))
+    everywhere = {id(waited) for waited in sentences.waited}
+    if not any(everywhere - {one} <= without_end for one in of_length):
+        sentences.wrong([each.bounds for each in sentences.waited])
+
+
 @_reads(r"the clocks of (?P<count>\d+) groups of processes were never compared: .+")
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     islands = {each.place.island for each in sentences.everyone.values()} | set(
