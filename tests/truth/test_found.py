@@ -24,6 +24,9 @@ FOUND = {
         fates=((0, "capped"), (1, "capped")),
         profiler="equal",
     ),
+    "a rank that sends to one that enters later waits in its call, and works before": draw_shape(
+        random.Random(4626)
+    ),
     "what a rank computes while it waits for another one is its work in a region": draw_shape(
         random.Random(1111)
     ),

@@ -274,14 +274,22 @@ def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activi
             continue
         if activity.blocked.clip(gone, until).total >= STILL_NS:
             continue
-        if not computes and (met or 2 * activity.waiting.clip(start, end).total >= end - start):
-            found.met.append((start, end, label))
+        began = _call_at(communicating, end)
+        since = start if began is None else max(start, began)  # it waited in the call, and worked before
+        if not computes and (met or 2 * activity.waiting.clip(since, end).total >= end - since):
+            found.met.append((since, end, label))
         elif not len(communicating.clip(start, until)):
             # one that waits after its work has met the others, or waited for something else
             waits = (activity.waiting - activity.others).clip(end, until).total >= STILL_NS
             if together or not waits:
                 (found.apart if computes and not waits else found.maybe).append((start, end, label))
     return found
+
+
+def _call_at(calls: Intervals, time: int) -> int | None:
+    """Return when the call at some time began; None: there is none."""
+    at = int(calls.start.searchsorted(time, side="right")) - 1
+    return int(calls.start[at]) if at >= 0 and calls.end[at] > time else None
 
 
 def _deadlines(
