@@ -111,7 +111,8 @@ _IO = (
     "{process} waited {seconds} for a file, the network or another process in {place}",
     "do it in another thread, or concurrently with the next phase",
 )
-_SLEEP = ("{process} waited {seconds} in {place}", "wait for an event instead of a time")
+_WAITED = "{process} waited {seconds} in {place}"
+AWAITED = "see what it waits for: if that is another process, record this too; a region in it shows its time"
 MEANWHILE = {"lock", "sleep"}
 """Their reasons name what other threads did meanwhile. Where the stack shows a wait for threads, `other_threads` does that."""
 COMPILING = _Kind(
@@ -209,16 +210,26 @@ KINDS = (
     ),
     _Kind(
         "sleep",
-        re.compile(r"(?i)\bsleep\b|\bwait\b"),
+        re.compile(r"(?i)\bsleep\b"),
+        frozenset(),
+        _WAITED,
+        "wait for an event instead of a time",
+        wants_cpu=WAITS,
+    ),
+    _Kind(
+        "sleep",
+        re.compile(r"(?i)\bwait\b"),
         frozenset({"queue.py", "selectors.py"}),
-        *_SLEEP,
+        _WAITED,
+        AWAITED,
         wants_cpu=WAITS,
     ),
     _Kind(
         "sleep",
         re.compile(r"(?i)\bpoll\b|\bselect\b|\bjoin\b|\.get\b|\bresult\b"),
         frozenset(),
-        *_SLEEP,
+        _WAITED,
+        AWAITED,
         wants_cpu=SURELY_WAITS,
     ),
     _Kind(

@@ -61,12 +61,14 @@ class Facts:
 
     def inside(self, process: str, part: Part) -> Part:
         """Return what a process did in the region of a part and below."""
-        depth = len(part.region)
+        depth, timeline = len(part.region), self.timelines[process]
         when = Intervals.of(
             (start, end)
-            for start, end, role, region in self.timelines[process].stretches
+            for start, end, role, region in timeline.stretches
             if role == part.role and region[:depth] == part.region
         )
+        if not part.region and timeline.process.origin.role == part.role:
+            when |= timeline.generating  # an engine has neither windows nor regions
         return Part(process, part.role, part.region, when)
 
     def alike(self, part: Part) -> list[Part]:

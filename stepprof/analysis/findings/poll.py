@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 from stepprof.analysis.findings.facts import Facts, Part
@@ -11,6 +12,9 @@ from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
 
 POLLS = "wait for the result itself (a future, a queue) instead of polling for it, or poll more often"
+RECEIVES = "it waits for the result itself: see what the awaited process does after its last recorded work, such as sending the result; a region in it shows its time"
+RESULT = re.compile(r"(?i)wait|acquire|join|\.get\b|result|recv")
+"""Calls that return when the result is there."""
 
 
 def poll(ledger: Ledger) -> None:
@@ -30,14 +34,16 @@ def poll(ledger: Ledger) -> None:
 
 def _claim(ledger: Ledger, part: Part, when: Intervals, what: str, *, in_all: bool = False) -> None:
     after = Part(part.process, part.role, part.region, when)
-    seen = doing(ledger.facts, after)
+    seen, advice = doing(ledger.facts, after), POLLS
+    if ledger.facts.signs[part.process].show(after.whole, RESULT):
+        advice = RECEIVES
     ledger.claim(
         part,
         when,
         "poll",
         f"{part.process} stayed in {inside(part)} for {{seconds}} after {what}",
         why=seen or "no work was recorded in this time",
-        advice=POLLS if seen else f"if it waits there: {POLLS}",
+        advice=advice if seen else f"if it waits there: {advice}",
         assumption="the window ends when the work ends",
         without=(lambda each: Intervals.all_of(_after_others(ledger.facts, each))) if in_all else None,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from digested import MS, T0, spans
 
+from stepprof.analysis.findings.blocked import AWAITED
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 from stepprof.run.evidence import Call, CaptureUse, Evidence, Frame, StackStretch
@@ -134,6 +135,21 @@ class TestOwnLine:
             "its name says so; its stacks: 16% in time.sleep in parse (train.py:12); "
             "84% of the time the thread was ready to run and had no CPU"
         )
+
+
+@pytest.mark.parametrize(
+    ("call", "advice"),
+    [("time.sleep", "wait for an event instead of a time"), ("self.event.wait", AWAITED), ("ray.get", AWAITED), ("process.join", AWAITED)],
+)  # fmt: skip
+def test_the_advice_about_a_wait(call, advice):
+    """Only a sleep waits for a time; the other calls return as soon as what they wait for is there."""
+    stack = sampled(0, 400, call, frames=(MINE,), cpu_seconds=0.0, run_queue_seconds=0.0)
+    made = report(
+        spans(0, ("window", "step", 0, 400, None), ("region", "collect", 0, 400, None)),
+        evidence=with_stacks(stack),
+    )
+    (found,) = [each for each in made.findings if each.start is not None]
+    assert (found.topic, found.advice) == ("sleep", advice)
 
 
 class TestLoaderWithWorkers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from digested import engine_entry, manifest, spans, trace, window
+from digested import MS, T0, engine, engine_entry, manifest, spans, trace, window
 from spanning import write_steps
 
 from stepprof.analysis.findings.named_work import named_work
@@ -93,6 +93,21 @@ def test_the_region_that_has_nearly_all_of_the_wait(length, region):
     made = combine([digest(spans(0, ("window", "actor", 0, 100, "actor"), *regions))], step=2, run_id="r")
     (found,) = [each for each in made.findings if each.topic == "data"]
     assert (found.region, found.seconds) == (region, 0.09)
+
+
+def test_an_evaluation_by_engines():
+    """Without it, neither the engine nor the driver that waits for it takes any time."""
+    made = combine(
+        [
+            digest(spans("driver", ("window", "step", 0, 90, None), ("window", "eval", 30, 60, "eval"))),
+            digest(engine(0, (30, 60, 64), role="eval")),
+        ],
+        step=2,
+        run_id="r",
+        manifests=[manifest(engines=[engine_entry(role="eval", start_unix_ns=T0, end_unix_ns=T0 + 90 * MS)])],
+    )
+    (found,) = [each for each in made.findings if each.start is not None]
+    assert (found.topic, found.seconds, found.saves) == ("evaluation", 0.06, 0.06)
 
 
 class TestOtherSteps:

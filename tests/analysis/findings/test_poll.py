@@ -8,6 +8,8 @@ import pytest
 from combined import found, path, report, stacks, topics
 from digested import spans
 
+from stepprof.analysis.findings.poll import POLLS, RECEIVES
+
 
 def led(*more, end=5000):
     """Return a driver in its window of the role `actor` until 5 s, and two ranks that have finished at 3 s."""
@@ -21,12 +23,16 @@ def led(*more, end=5000):
 
 
 class TestPoll:
-    @pytest.mark.parametrize("call", ["time.sleep", "ray.get", "future.result", "self.queue.get"])
-    def test_a_driver_that_waits_on(self, call):
+    @pytest.mark.parametrize(
+        ("call", "advice"),
+        [("time.sleep", POLLS), ("ray.get", RECEIVES), ("future.result", RECEIVES), ("self.queue.get", RECEIVES)],
+    )  # fmt: skip
+    def test_a_driver_that_waits_on(self, call, advice):
+        """A call that returns when the result is there does not poll for it."""
         made = report(*led(), evidence=[stacks("driver", (0, 5000, call, 0.0))])
         assert found(made, "poll") == [("actor driver", None, 2.0, 2.0)]
         (poll,) = [each for each in made.findings if each.topic == "poll"]
-        assert poll.advice.startswith("wait for the result itself")
+        assert poll.advice == advice
 
     def test_a_driver_that_computes_on_the_cpu_waits_for_nothing(self):
         made = report(
