@@ -13,7 +13,7 @@ import numpy as np
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, share_of
 from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS
-from stepprof.analysis.findings.wording import SHARE_CPUS, doing, inside, lacks_cpu
+from stepprof.analysis.findings.wording import SHARE_CPUS, doing, having_of, inside, lacks_cpu
 from stepprof.analysis.periodic import every, period
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
 from stepprof.analysis.report.timelines import Timeline
@@ -79,8 +79,11 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             steps += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
         calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
         apart = ", collectives not counted" if any(map(len, calls)) else ""
+        having = None
         if not others:
-            text = f"{part.process} spent {{seconds}} in {inside(part)}{apart}, and no other rank did"
+            having = having_of(ledger.facts, part, part.name) if part.name else None
+            lack = having.phrase() if having else ""
+            text = f"{part.process} spent {{seconds}} in {inside(part)}{apart}{lack}, and no other rank did"
         else:
             than = "the median of the others" if len(others) > 1 else next(iter(others))
             text = (
@@ -97,6 +100,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                     [
                         more or f"{seconds_text(own_seconds)} against {seconds_text(middle)}",
                         steps,
+                        having.evidence() if having else None,
                         _waited(ledger, part) or _may_have_waited(ledger.facts, part),
                         doing(ledger.facts, part),
                     ],

@@ -111,6 +111,9 @@ def _quiet(report: Report, findings: Sequence[Finding]) -> list[Finding]:
     return [Finding(text, QUIET, advice="`report.json`, Markdown and the page list them")]
 
 
+_DIVIDE = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'
+
+
 def _where(report: Report) -> list[Finding]:
     """Return the length of the step with the parts that it waited for longest; on clocks that were never compared, its length on each."""
     if not report.ended:
@@ -133,7 +136,8 @@ def _where(report: Report) -> list[Finding]:
             by_clock = f"{shown[0]}; {rest}"
         if is_of_others(report):
             return [lengths_of_others(report, by_clock, is_divided)]
-        return [Finding(f"the step took {by_clock}", "step", report.seconds)]
+        advice = None if is_divided else _DIVIDE
+        return [Finding(f"the step took {by_clock}", "step", report.seconds, advice=advice)]
     shown = [
         f"{part.name if part.region is None else quoted(part.name)} {percent(part.share or 0.0)}"
         for part in stated(report.parts, MOST_STATED)
@@ -144,8 +148,8 @@ def _where(report: Report) -> list[Finding]:
         return []
     took = f"the step took {three_digits(report.seconds)}"
     if not is_divided:
-        advice = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'
-        return [Finding(f"{took}, and no role or region divides it", "step", report.seconds, advice=advice)]
+        text = f"{took}, and no role or region divides it"
+        return [Finding(text, "step", report.seconds, advice=_DIVIDE)]
     return [Finding(": ".join([took, *([", ".join(shown)] if shown else [])]), "step", report.seconds)]
 
 

@@ -41,6 +41,25 @@ class TestWorkOfOneRank:
         assert found.text.endswith(", and no other rank did")
         assert found.advice == OWN
 
+    def test_a_region_that_no_other_rank_and_few_other_steps_have(self, tmp_path):
+        """Rank 0 writes a log in every fifth step. Of a log that only this step has, the sentence says how many lack it."""
+        for every, phrase in ((5, "every 5th step has"), (99, "8 of the 8 steps around it do not have")):
+            steps = {
+                at: [
+                    ("window", "actor", 0, 40 if (at - 10) % every else 100, "actor"),
+                    *([] if (at - 10) % every else [("region", "log", 0, 60, "actor")]),
+                ]
+                for at in range(1, 21)
+            }
+            write_steps(tmp_path / str(every), steps)
+            found = straggler(
+                rank(0, ("log", 0, 60)), rank(1), neighbours=Neighbours([tmp_path / str(every)], 10)
+            )
+            assert (
+                found.text
+                == f"actor rank 0 spent 60 ms in `log` (in role actor), which {phrase}, and no other rank did"
+            )
+
     def test_a_region_in_which_the_others_only_meet(self):
         """Rank 0 works for 60 ms before an all-reduce, in which rank 1 waits. The others' own time there does not show
         whether they do the same work, so neither a machine nor the work of one rank is named.

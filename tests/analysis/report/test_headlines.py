@@ -270,6 +270,18 @@ class TestIslands:
             "the clocks of 2 groups of processes were never compared: every figure covers one group only",
         ]
 
+    def test_several_clocks_that_nothing_divides(self):
+        """The advice is that on one clock."""
+        islands = [Island(["a"], 0, 10.0), Island(["b"], 0, 7.0)]
+        advice = [
+            sentences(report_of(islands=islands, parts=parts), [])[0].advice
+            for parts in ([part("step", 10.0)], [part("load", 10.0, region="load")])
+        ]
+        assert advice == [
+            'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows',
+            None,
+        ]
+
     def test_empty_traces_of_others(self):
         """A trace without events has a clock and no length."""
         trace = SourceInfo("rank 0", "trace", None, None, 0, None, None, None, 5, None, "", 0, None)
