@@ -258,7 +258,7 @@ def compiling(ledger: Ledger) -> None:
     claim_together(
         ledger,
         parts_of_others(ledger, "work", "outside"),
-        lambda part: part.when & compiled[part.process],
+        lambda part: (part.when & compiled[part.process]) - ledger.facts.device_works(part.process),
         Cause(
             COMPILING.topic,
             "{processes} ran torch's compiler for {seconds} in {places}",
@@ -293,6 +293,7 @@ def _claim(ledger: Ledger, kind: _Kind) -> None:
             advice=kind.advice or load_advice(ledger.facts, part),
             assumption=kind.assumption,
             without=partial(_when, ledger.facts, kind) if part.region else None,
+            of_host=True,
         )
 
 

@@ -71,6 +71,14 @@ class Facts:
             when |= timeline.generating  # an engine has neither windows nor regions
         return Part(process, part.role, part.region, when)
 
+    def device_works(self, process: str) -> Intervals:
+        """Return when the device of a process computed or communicated: what its host did meanwhile kept nothing waiting."""
+        of = self.timelines[process].process
+        if not of.has_device:
+            return EMPTY
+        computing, communicating, _ = of.working()
+        return computing | communicating
+
     def alike(self, part: Part) -> list[Part]:
         """Return what each process did in the region of a part and below."""
         found = [self.inside(label, part) for label in self.timelines]

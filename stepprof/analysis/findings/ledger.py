@@ -49,6 +49,7 @@ class Ledger:
         without: Mapping[str, Intervals] | Callable[[Part], Intervals] | None = None,
         shared: bool = False,
         also: Sequence[str] = (),
+        of_host: bool = False,
     ) -> bool:
         """Add a finding for the unclaimed part of some time; return whether that is long enough.
 
@@ -64,7 +65,10 @@ class Ledger:
                 in the region of the part and below, because a change of the code changes all of them; None: that of the finding.
             shared: whether the cause lies in no single process.
             also: other processes in which it lies.
+            of_host: the cause keeps nothing waiting while the device of its process works.
         """
+        if of_host and part.process:
+            when = when - self.facts.device_works(part.process)
         free = self.free & when
         seconds = free.total / 1e9
         if not len(free) or seconds < self.least:
@@ -73,6 +77,8 @@ class Ledger:
         longest = max(free.pairs(), key=lambda pair: pair[1] - pair[0])
         if callable(without):
             without = {each.process: without(each) for each in self.facts.alike(part)}
+        if without and of_host:
+            without = {label: of - self.facts.device_works(label) for label, of in without.items()}
         without = without or {part.process: free}
         for label, of in without.items():
             self.explained[label] = self.explained.get(label, EMPTY) | of

@@ -130,6 +130,7 @@ def named_work(ledger: Ledger) -> None:
                 advice=kind.advice or load_advice(ledger.facts, part),
                 assumption=kind.assumption,
                 without=lambda each: each.when,
+                of_host=kind.topic == "data",
             )
 
 

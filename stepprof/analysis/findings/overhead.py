@@ -25,6 +25,7 @@ def garbage(ledger: Ledger) -> None:
             advice="call gc.freeze() after start-up, raise gc.set_threshold, or collect between steps",
             assumption="the step has no collection",
             without=collecting,
+            of_host=True,
         )
 
 
@@ -67,6 +68,7 @@ def memory_pressure(ledger: Ledger) -> None:
             advice="leave more memory free (smaller micro-batches, a smaller KV cache), avoid sizes that vary (PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True), and do not empty the cache in the step",
             assumption="the cache has all blocks",
             without=allocating,
+            of_host=True,
         )
 
 

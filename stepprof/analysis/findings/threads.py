@@ -37,6 +37,7 @@ def other_threads(ledger: Ledger) -> None:
                 advice="if it is a lock or a semaphore, hold it for less time, let more threads through, or give each thread its own data",
                 assumption=ASSUMPTION,
                 without=(lambda each: _others(ledger.facts, each).locked) if part.region else None,
+                of_host=True,
             )
         if found.worked.total >= SHORTEST_NS:
             working = Busy.of(found.working, found.worked)
@@ -51,6 +52,7 @@ def other_threads(ledger: Ledger) -> None:
                 "make the calls faster, or start them earlier; a region in them shows how many they are",
                 assumption=ASSUMPTION,
                 without=(lambda each: _others(ledger.facts, each).worked) if part.region else None,
+                of_host=True,
             )
 
 
@@ -83,6 +85,7 @@ def other_regions(ledger: Ledger) -> None:
                 why="its stacks show that it waited for another thread",
                 advice=f"if it waited for {quoted(other.name)}: make that shorter, or start it earlier",
                 assumption=ASSUMPTION,
+                of_host=True,
             )
 
 

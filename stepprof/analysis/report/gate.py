@@ -10,12 +10,13 @@ Of steps that torch's profiler marked in a trace, each lasts from its mark to th
 
 Two steps of one run are compared with each other, by their windows; their noise is that of single steps.
 
-Runs are not judged if a process has spans of a step in one of them alone, or if ranks have none in both.
+Runs are not judged if a process has spans of a step in one of them alone, or if ranks have none in both. Their windows are
+not judged if one of them alone has windows of a role: the other one may have done that work outside of windows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from math import hypot
 from statistics import median
 
@@ -71,6 +72,9 @@ def gate_runs(a: RunSteps, b: RunSteps, limit: float) -> Gate:
     of = "steps that were not recorded"
     from_windows = f"{len(both)} {of}, from the first window to the last"
     windows = _judged_medians(a.windows, b.windows, both, limit, from_windows)
+    alone = _alone(*(set[str | None]().union(*map(run.roles, both)) for run in (a, b)))
+    if alone is not None:
+        windows = _unknown(f"run {alone}", limit)
     if len(whole) < FEWEST_JUDGED:
         return _by_windows(windows, [[run.lengths[visit] for visit in whole] for run in (a, b)])
     begins = _judged_medians(a.lengths, b.lengths, whole, limit, f"{len(whole)} {of}, from begin to begin")
@@ -121,11 +125,10 @@ def gate_steps(run: RunSteps, a: Visit | None, b: Visit | None, limit: float) ->
             )
         if run.is_cut(visit):
             return _unknown(f"a process did not finish step {name}", limit)
-    roles, b_roles = run.roles(a), run.roles(b)
-    for name, alone in (("A", roles - b_roles), ("B", b_roles - roles)):
-        if alone:
-            named = ", ".join(sorted(role or "no role" for role in alone))
-            return _unknown(f"step {name} alone has windows of {named}: it is more work", limit)
+    roles = run.roles(a)
+    alone = _alone(roles, run.roles(b))
+    if alone is not None:
+        return _unknown(f"step {alone}: it is more work", limit)
     others = [run.windows[visit] for visit in run.usual if visit not in (a, b) and run.roles(visit) == roles]
     noise = noise_of_difference(others, others)
     if noise is None:
@@ -136,6 +139,14 @@ def gate_steps(run: RunSteps, a: Visit | None, b: Visit | None, limit: float) ->
         "the time until the next step does not count"
     )
     return _judged((run.windows[a], run.windows[b]), (noise, noise), limit, basis)
+
+
+def _alone(a: Set[str | None], b: Set[str | None]) -> str | None:
+    """Return which of two sides has windows of roles that the other one lacks; None: neither."""
+    for name, roles in (("A", a - b), ("B", b - a)):
+        if roles:
+            return f"{name} alone has windows of {', '.join(sorted(role or 'no role' for role in roles))}"
+    return None
 
 
 def _missing(*sides: tuple[str, RunSteps, Sequence[Visit]]) -> str | None:

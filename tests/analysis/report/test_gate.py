@@ -149,6 +149,22 @@ class TestTwoRuns:
         assert "from the first window to the last" in found.text
         assert gate_runs(before, before, LIMIT).verdict == "none"
 
+    def test_windows_of_other_roles_are_not_judged(self):
+        """Without windows of the rollout, which takes as long as before, the windows of B are shorter. The time from begin to
+        begin shows whether B is slower, where windows cover most of it in one of the runs.
+        """
+        for pause, after, verdict in ((0.0, 0.5, "none"), (0.0, 0.7, "regression"), (59.0, 59.5, "unknown")):
+            before, now = run_of([1.0] * 10, pause=pause), run_of([0.5] * 10, pause=after)
+            before.parts["rollout", None] = dict.fromkeys(before.windows, 0.5)
+            found = gate_runs(before, now, LIMIT)
+            assert found.verdict == verdict
+        assert found.text == "cannot be judged: run A alone has windows of rollout"
+        few = [run_of([each] * 5) for each in (1.0, 0.5)]
+        few[0].parts["rollout", None] = dict.fromkeys(few[0].windows, 0.5)
+        assert gate_runs(*few, LIMIT).text.startswith(
+            "cannot be judged: run A alone has windows of rollout; "
+        )
+
     def test_only_steps_of_both_runs_are_compared(self):
         """The steps of A become longer with time, and B ended early: its steps are as long as those of A."""
         assert judged([1.0] * 8 + [3.0] * 20, [1.0] * 8).verdict == "none"

@@ -604,13 +604,15 @@ class TestCauses:
         assert not [each for each in report["regions"] if "compile_id" in each["region"]]
 
     def test_time_between_phases_of_the_compiler_is_not_its_own(self, reported: Reported) -> None:
-        """A thousand phases of 20 us, 100 us apart; those that the device shows are copies of them."""
+        """A thousand phases of 20 us, 100 us apart; those that the device shows are copies of them. From 50 ms on it has a kernel,
+        and the compiler keeps nothing waiting.
+        """
         name = "compile (dynamo_timed)"
         phases = [slice_(name, "cpu_op", 100.0 * at, 20) for at in range(1, 1000)]
         shown = [slice_(name, "gpu_user_annotation", 0, 100_000, 0, 7)]
         report = reported([*self.regions((50, 50)), *phases, *shown])
         (found,) = (each for each in report["findings"] if each["topic"] == "compile")
-        assert found["seconds"] == pytest.approx(999 * 20e-6)
+        assert found["seconds"] == pytest.approx(499 * 20e-6)
 
     def test_filling_memory_is_no_copy(self, reported: Reported) -> None:
         """Its advice is not that for copies from the host."""
