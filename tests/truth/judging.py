@@ -96,6 +96,9 @@ def _is_hidden(world: World, cause: Cause) -> bool:
     """Return whether what was recorded cannot show a cause."""
     if cause.processes & world.capped.keys():  # after its end, spans show regions alone
         return True
+    others = {name for name in world.on if isinstance(name, int)} - cause.processes
+    if cause.topics == {"straggler"} and others <= world.capped.keys():  # nor how long they waited
+        return True
     if world.recording == "no traces":  # nor where ranks met
         return bool(cause.topics & {*OF_TRACES, "straggler"})
     shows = "straggler" in cause.topics  # that one process is late, spans and traces show too
@@ -145,7 +148,7 @@ def _false(world: World, findings: Sequence[Finding], truth: Judged, report: Rep
             wrong.append(f"more {truth.cause.more}: {_text(each)}")
     gains = [each.saves for each in findings]
     late = any(isinstance(each, Until) for each in world.steps[world.recorded].get(0, ()))
-    if late and len(truth.cause.processes) == len(world.on):
+    if late and truth.cause.processes.issuperset(name for name in world.on if isinstance(name, int)):
         return wrong  # no rank enters the region earlier than others: nothing shows the common time
     if None in gains:
         if world.waits_known and not (len(report.islands) > 1 or late):

@@ -36,12 +36,15 @@ from truth.worlds import (
     Programs,
     Signal,
     Spend,
+    Until,
     World,
 )
 
 __all__ = ["driver_world"]
 
 STEPS = 7
+VARIANTS = (None, None, None, None, "deadline", "capped")
+"""What a world has of what is rare: ranks that work until a common time, a capture that ended early."""
 EVERYONE = frozenset[Name]({DRIVER})
 
 
@@ -65,11 +68,17 @@ class Shape:
     held: int
     windows: str
     """The windows of the driver: ``roles``; ``other``: that around the ranks has another role than theirs; ``step``: one around everything."""
+    deadline: int = 0
+    """How long after a collective the ranks work until a common time; 0: they do not."""
 
     @property
     def ns(self) -> int:
         """Return about how long a step takes without causes."""
         return self.forwards * self.decode + self.reward + self.forward + self.update
+
+
+def _variant(seed: int) -> str | None:
+    return random.Random(f"variant {seed}").choice(VARIANTS)
 
 
 def _shape(seed: int) -> Shape:
@@ -165,7 +174,12 @@ def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Pr
         met = [Meet("gradients", ranks, 5 * MS)] if shape.ranks > 1 else []
         build.add(rank, Await(("train",)))
         build.open(rank, "actor")
+        together = shape.deadline and shape.ranks > 1
+        if together:
+            build.region(rank, "ready", Meet("ready", ranks, 5 * MS))
         build.region(rank, "forward", build.work(rank, shape.forward))
+        if together:
+            build.region(rank, "collect_batch", Until(shape.deadline, COMPUTING))
         build.region(rank, "backward", build.work(rank, shape.update), *met)
         build.region(rank, "optimizer_step", build.work(rank, 20 * MS))
         build.close(rank)
@@ -275,7 +289,10 @@ def driver_world(
     seed: int, *, again: int = 0, kinds: Sequence[str] | None = None, always: bool = False, gap: int = 3 * MS
 ) -> World:
     """Return the world of a seed. The arguments are those of `truth.world_of_ranks.ranks_world`."""
+    variant = _variant(seed) if kinds is None else None
     shape = _shape(seed)
+    if variant == "deadline":
+        shape = replace(shape, deadline=random.Random(f"deadline {seed}").randint(300, 2000) * MS)
     count = STEPS + 4 if always else STEPS  # the gate needs more
     drawn = random.Random(f"causes {seed}")
     ahead = drawn.randint(-5000, 5000)
@@ -299,4 +316,9 @@ def driver_world(
             causes.append(replace(cause, name=kind, always=always or len(more.steps) == STEPS))
             planted.append(replace(more, cause=kind, steps=range(count) if always else more.steps))
     steps = [_step(shape, step, planted, again) for step in range(count)]
-    return World("driver", hosts, on, steps, shape.recorded, causes, gap=gap)
+    world = World("driver", hosts, on, steps, shape.recorded, causes, gap=gap)
+    if variant == "capped":
+        cap = random.Random(f"capped {seed}")
+        for rank in cap.sample(range(shape.ranks), cap.randint(1, shape.ranks)):
+            world.cap(rank, cap.uniform(0.1, 0.9))
+    return world

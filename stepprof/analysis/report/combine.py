@@ -193,7 +193,11 @@ def combine(
             runs,
             causes,
             everyone,
-            Unrecorded.of(windows, waits_unrecorded),
+            Unrecorded.of(
+                windows,
+                waits_unrecorded,
+                {f"{each.host} {each.origin.pid}": each.offset_ns for each in everyone},
+            ),
         ),
     )
 

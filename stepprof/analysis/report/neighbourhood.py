@@ -26,7 +26,7 @@ from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.processes import Process
 from stepprof.analysis.report.schema import CauseTimes, Finding, Neighbourhood, Report, StepTime, Usual
 from stepprof.analysis.report.timelines import DRIVER
-from stepprof.analysis.report.unrecorded import Unrecorded
+from stepprof.analysis.report.unrecorded import Displaced, Unrecorded
 from stepprof.analysis.report.visits import later_visits
 from stepprof.analysis.report.wording import quoted, seconds
 from stepprof.analysis.run_windows import (
@@ -259,7 +259,7 @@ def _step(number: int, windows: Sequence[RunWindow], recorded: bool, unrecorded:
 
 
 def _placed(
-    process: str, times: list[StepTime], this: StepTime, warm: Collection[int], displaced: float
+    process: str, times: list[StepTime], this: StepTime, warm: Collection[int], displaced: Displaced
 ) -> Neighbourhood:
     plain = [each for each in times if not each.recorded and each.step not in warm and each is not this]
     alike = [each for each in plain if each.roles.keys() == this.roles.keys()]
@@ -268,7 +268,7 @@ def _placed(
     return Neighbourhood(process, times, [each.step for each in alike], parts, text)
 
 
-def _parts(this: StepTime, others: Sequence[StepTime], displaced: float) -> Iterator[Usual]:
+def _parts(this: StepTime, others: Sequence[StepTime], displaced: Displaced) -> Iterator[Usual]:
     yield _usual(None, this.seconds, [each.seconds for each in others], displaced)
     for role, length in this.roles.items():
         yield _usual(role, length, [each.roles[role] for each in others], displaced)
@@ -279,11 +279,12 @@ def _parts(this: StepTime, others: Sequence[StepTime], displaced: float) -> Iter
 
 
 def _usual(
-    role: str | None, length: float, others: Sequence[float], displaced: float, region: str | None = None
+    role: str | None, length: float, others: Sequence[float], displaced: Displaced, region: str | None = None
 ) -> Usual:
     middle, least, most = median(others), min(others), max(others)
     apart, within = abs(length - middle), tolerance(others)
-    typical = True if apart <= within else None if apart <= within + displaced else False
+    unknown = displaced.longer if length > middle else displaced.shorter
+    typical = True if apart <= within else None if apart <= within + unknown else False
     return Usual(role, length, middle, least, most, len(others), typical, region)
 
 

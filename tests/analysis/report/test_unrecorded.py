@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from stepprof.analysis.report.digest import Window
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process
@@ -31,6 +33,38 @@ class TestUnrecorded:
         unrecorded = Unrecorded.of([window], {"h 1": [(150, -30), (100, -5), (201, -5)]})
         assert unrecorded.length("h 1", 100, 200) == 50
         assert unrecorded.length("h 2", 100, 200) == 100
+
+
+def held(pid, *starts, ahead=0):
+    """Return windows of a process before each of which the profiler held it up for 100 s, which its clock shows later."""
+    return [
+        {
+            "host": "h", "pid": pid, "start_unix_ns": (start + 100 + ahead) * 10**9, "start_seconds": 100.0,
+            "end_unix_ns": None, "stall_seconds": None,
+        }
+        for start in starts
+    ]  # fmt: skip
+
+
+class TestDisplaced:
+    @pytest.mark.parametrize(
+        ("of_rank", "true"),
+        [
+            pytest.param([0], (0.0, 0.0), id="at the same time"),
+            pytest.param(
+                [100], (100.0, 100.0), id="one after the other: a driver waits for ranks held up later"
+            ),
+            pytest.param([50, 150], (150.0, 50.0), id="partly at the same time"),
+            pytest.param([], (0.0, 0.0), id="not at all"),
+        ],
+    )
+    def test_only_delays_at_the_same_time_cancel_out(
+        self, of_rank: list[int], true: tuple[float, float]
+    ) -> None:
+        """A driver waits longer for ranks that are held up after it was. Clocks that are apart do not hide that."""
+        windows = [*held(1, 0), *held(2, *of_rank, ahead=3600)]
+        unrecorded = Unrecorded.of(windows, {}, {"h 2": 3600 * 10**9})
+        assert unrecorded.displaced("h 1") == true
 
 
 class TestChanges:
