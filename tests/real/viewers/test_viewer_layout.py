@@ -124,6 +124,28 @@ class TestFirstScreen:
         )
         assert shown == ["why", "try", "gain"]
 
+    def test_findings_that_do_not_stand_out_are_behind_a_button(self, page: Chromium, tmp_path: Path) -> None:
+        """If nothing stands out, the page says so and shows the findings with seconds after a click only."""
+        step, slept = regions_only().findings
+        quiet = Finding("nothing stands out: the only finding is 1.0 s, 3% of the step", "quiet")
+        lost = Finding("the capture of rank 1 was lost", "coverage")
+        show(
+            page,
+            tmp_path,
+            msgspec.structs.replace(regions_only(), findings=[step, quiet, lost, slept]),
+            1280,
+        )
+        shown = "[...document.querySelectorAll('#findings .text')].filter(e => e.offsetParent).map(e => e.textContent)"
+        first = [
+            "Nothing stands out: the only finding is 1.0 s, 3% of the step",
+            "The capture of rank 1 was lost",
+        ]
+        assert page.evaluate(shown) == first
+        assert page.evaluate("document.querySelector('#findings button').textContent") == "Show 1 finding"
+        page.evaluate("document.querySelector('#findings button').click()")
+        assert page.evaluate(shown) == [*first, "Rank 0 slept in train"]
+        assert page.evaluate("document.querySelector('#findings button')") is None
+
 
 class TestNarrow:
     @pytest.mark.parametrize("width", [360, 400, 600, 1280])

@@ -2,20 +2,22 @@
 
 const TOPICS = { poll: ["idle", "--wait"], half_batch: ["rollout", "--wait"], data: ["operations", "--wait"], evaluation: ["roles", "--c1"], checkpoint: ["roles", "--c1"], weight_sync: ["roles", "--c1"], serial: ["operations", "--wait"], lock: ["operations", "--wait"], pickle: ["operations", "--c1"], copy: ["operations", "--c1"], io: ["operations", "--wait"], sleep: ["operations", "--wait"], gc: ["operations", "--c1"], host: ["idle", "--wait"], short: ["cost", "--flush"], straggler: ["ranks", "--exposed"], collectives: ["ranks", "--exposed"], tail: ["rollout", "--wait"], preemption: ["engines", "--wait"], idle: ["idle", "--wait"], overlap: ["overlap", "--overlap"], overhead: ["cost", "--flush"], memory: ["cost", "--c6"], coverage: ["sources", "--warn"], step: ["roles", "--accent"], busy: ["overlap", "--busy"], role: ["roles", "--c1"], region: ["tree", "--c1"], op: ["operations", "--c1"], kernel: ["operations", "--c2"] };
 
-// `briefs`: the names of the sections that the page has, by their ids. The first sentence about the step stands above the list.
+// `briefs`: the names of the sections that the page has, by their ids. The first sentence about the step stands above the list. If none stands out, the list is behind a button.
 function findings(list, total, briefs, from = 0) {
   if (list.length <= from) return null;
+  const quiet = list.some(finding => finding.topic === "quiet"), folded = finding => quiet && finding.topic !== "step" && finding.seconds !== null;
+  const behind = list.slice(from).filter(folded).length, more = el("button", { class: "more", type: "button", onclick: () => { more.parentNode.replaceWith(); document.querySelectorAll("#findings li[hidden]").forEach(each => { each.hidden = false; }); } }, `Show ${plural(behind, "finding")}`);
   const numbered = list.slice(from).some(finding => finding.start !== null && finding.start !== undefined);
   return el("ol", { class: numbered ? "heads numbered" : list.slice(from).some(finding => finding.seconds !== null) ? "heads" : "heads plain", id: "findings", role: "list" }, list.slice(from).map((finding, at) => {
     const [target, colour] = TOPICS[finding.topic] || [null, "--accent"], cost = finding.seconds, placed = finding.start !== null && finding.start !== undefined && finding.end !== null;
-    return el("li", { style: { "--topic": `var(${colour})` } },
+    return el("li", { style: { "--topic": `var(${colour})` }, hidden: folded(finding) },
       el("div", { class: cost === null && !placed ? "cost none" : "cost num" }, placed ? el("span", { class: "at" }, String(at + 1)) : null, el("span", null, cost === null ? "" : seconds(cost), cost !== null && total ? el("small", null, share(cost / total)) : null),
         cost !== null && total ? el("i", null, el("b", { style: { width: `${Math.min(100, (cost / total) * 100)}%` } })) : null),
       el("div", null, el("div", { class: "text" }, quotedText(capital(finding.text))), reasons(finding),
         el("div", { class: "links" },
           placed && briefs.has("timeline") ? el("a", { href: "#timeline", class: "place", onclick: event => goTo(event, finding) }, placeText(finding)) : null,
           briefs.has(target) ? el("a", { href: `#${target}` }, `more under ${briefs.get(target)}`) : null)));
-  }));
+  }), behind ? el("li", { class: "behind" }, more) : null);
 }
 
 // The place of a finding is one stretch; its seconds may be the sum of several.
