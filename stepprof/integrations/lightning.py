@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar
 
 from stepprof.instrument.context import cell
 from stepprof.integrations.activation import attach
@@ -81,21 +81,57 @@ class _Events:
 class _FabricEvents:
     """What stepprof does at the events of `Fabric`: each call of the leading optimizer ends a step."""
 
+    latest: ClassVar[_FabricEvents | None] = None
+    """Those of the `Fabric` that has made the latest backward pass."""
+
     def __init__(self) -> None:
         self._loop = TrainingLoop("lightning")
         self._leading = LeadingOptimizer()
         self._finished = 0
+        self._is_reporting = False
+        """Whether Fabric reports steps: the job has passed its optimizers to `setup`."""
+        self._has_backward = False
+        self._counted: int | None = None
+        """The identity of the optimizer whose step torch has just reported."""
 
     def on_before_backward(self) -> None:
         """Open the window of the first step, whose beginning Fabric does not report."""
         if not self._loop.is_claimed_elsewhere:
+            _watch_optimizers()
+            _FabricEvents.latest = self
+            self._has_backward = True
             self._loop.begin(self._finished + 1)
 
     def on_after_optimizer_step(self, strategy: Any, optimizer: Any) -> None:
         """Close the window of this step, and open that of the next one."""
+        self._is_reporting = True
+        counted, self._counted = self._counted, None
+        if counted != id(optimizer):
+            self._note(optimizer)
+
+    def stepped(self, optimizer: Any) -> None:
+        """Note a step that torch reports. It counts after a backward pass of Fabric, if Fabric reports none."""
+        if self._has_backward and not self._is_reporting:
+            self._has_backward, self._counted = False, id(optimizer)
+            self._note(optimizer)
+
+    def _note(self, optimizer: Any) -> None:
         if self._leading.counts(optimizer) and not self._loop.is_claimed_elsewhere:
             self._finished += 1
             self._loop.begin(self._finished + 1)
+
+
+@cache
+def _watch_optimizers() -> None:
+    """Have torch report each step of an optimizer from now on."""
+    torch_optimizers = importlib.import_module("torch.optim.optimizer")
+    torch_optimizers.register_optimizer_step_post_hook(_optimizer_stepped)
+
+
+def _optimizer_stepped(optimizer: Any, *_: object) -> None:
+    recorder, latest = cell.recorder, _FabricEvents.latest
+    if recorder is not None and latest is not None and not recorder.is_compiling():
+        latest.stepped(optimizer)
 
 
 class _Actions:

@@ -129,12 +129,17 @@ for _ in range(4):
 torch.testing.assert_close(model.weight.detach(), before - 4 * 0.1 * 2)
 """
 FABRIC_GAN = """
+import sys
 import torch
 from lightning.fabric import Fabric
 fabric = Fabric(accelerator="cpu")
 fabric.launch()
 model = torch.nn.Linear(4, 1)
-model, *both = fabric.setup(model, *(torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)))
+both = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+if sys.argv[1] == "raw":
+    model = fabric.setup(model)
+else:
+    model, *both = fabric.setup(model, *both)
 for optimizers in [both] * 4 + [both[1:]] * 5:
     for optimizer in optimizers:
         fabric.backward(model(torch.ones(1, 4)).sum())
@@ -156,6 +161,18 @@ for _ in range(8):
         optimizer.step()
         optimizer.zero_grad()
 torch.testing.assert_close(model.weight.detach(), before - 4 * 0.1)
+"""
+ACCELERATE_GAN = """
+import torch
+from accelerate import Accelerator
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+model, *both = accelerator.prepare(model, *(torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)))
+for optimizers in [both] * 4 + [both[1:]] * 5:
+    for optimizer in optimizers:
+        accelerator.backward(model(torch.ones(1, 4)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
 """
 SWITCHED = {"STEPPROF_STEPS": "2", "STEPPROF_BACKEND": "null", "STEPPROF_OUTPUT_DIR": "runs"}
 
@@ -257,11 +274,12 @@ class TestTrainer:
 
 
 class TestFabric:
-    def test_several_optimizers(self, job, tmp_path) -> None:
+    @pytest.mark.parametrize("setup", ["whole", "raw"])
+    def test_several_optimizers(self, job, tmp_path, setup) -> None:
         """With two optimizers in each batch a batch is a step. In a phase in which the second one steps
-        alone, its steps count.
+        alone, its steps count. The same holds for optimizers that the job does not pass to `setup`.
         """
-        job(FABRIC_GAN, **SWITCHED)
+        job(FABRIC_GAN, setup, **SWITCHED)
         assert numbers(tmp_path) == list(
             range(1, 11)
         )  # 4 of both, 5 of the second one, and one that begins at the end
@@ -275,6 +293,14 @@ class TestFabric:
 
 
 class TestAccelerate:
+    def test_several_optimizers(self, job, tmp_path) -> None:
+        """With two optimizers in each batch a batch is a step."""
+        job(
+            ACCELERATE_GAN,
+            launcher=["-m", "stepprof", "run", "--backend", "null", "--output-dir", "runs", "--"],
+        )
+        assert numbers(tmp_path) == list(range(1, 11))
+
     @pytest.mark.oldest
     def test_stepprof_run(self, job, tmp_path) -> None:
         """A step is an optimizer step that synchronises gradients, not one that accumulates them."""
