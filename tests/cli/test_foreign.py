@@ -134,6 +134,27 @@ class TestLeftOut:
         assert f"{name}: is " in said.out
         assert "left out" not in said.err
 
+    @pytest.mark.parametrize("command", ["report", "merge"])
+    @pytest.mark.parametrize("given", ["cut.json", "."])
+    def test_a_cut_trace(
+        self, folder: Path, command: str, given: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """It is read as far as it goes, the output says so, and the exit status is 1."""
+        (folder / "cut.json").write_bytes(trace(*["aten::mm"] * 9)[:-60])
+        capsys.readouterr()
+        assert main([command, given]) == 1
+        said = capsys.readouterr().out
+        assert "cut.json: breaks off after " in said
+        if command == "report":
+            assert "the capture of cut.json was read only in part" in said
+
+    def test_export_of_a_web_page(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The tables of the trace next to it are written, and the exit status is 1."""
+        (folder / "c.json").write_text("<!DOCTYPE html>")
+        assert main(["export", "b.json", "c.json", "--parquet", "out"]) == 1
+        assert "is a web page and no trace" in capsys.readouterr().err
+        assert (folder / "out" / "slices.parquet").exists()
+
     def test_check_of_a_web_page(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """It is a problem; the report next to the trace is none."""
         (folder / "c.json").write_text("<!DOCTYPE html>")

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from stepprof.analysis.findings.facts import Part
 from stepprof.analysis.findings.host_waits import RuntimeCall, longest_call
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.together import Cause, When, claim_together, parts_of_others
+from stepprof.analysis.findings.together import (
+    Cause,
+    When,
+    claim_together,
+    forward_steps_of_others,
+    parts_of_others,
+)
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.processes import Process
@@ -64,7 +70,7 @@ def host_bound(ledger: Ledger) -> None:
 def _of_others(ledger: Ledger, idle: When) -> None:
     """Claim such time of traces of others: one finding for each call of a host, one for all other idle time."""
     facts = ledger.facts
-    parts = parts_of_others(ledger, "work", "outside")
+    parts = [*parts_of_others(ledger, "work", "outside"), *forward_steps_of_others(ledger)]
 
     def pending(part: Part) -> Intervals:
         process = facts.timelines[part.process].process
@@ -94,7 +100,7 @@ def _of_others(ledger: Ledger, idle: When) -> None:
 def copies(ledger: Ledger) -> None:
     """Claim the time in which the device of a trace of others did nothing but copy data."""
     facts = ledger.facts
-    parts = parts_of_others(ledger, "work", "outside")
+    parts = [*parts_of_others(ledger, "work", "outside"), *forward_steps_of_others(ledger)]
     copying = {
         part.process: Intervals.all_of(
             Intervals.unpack(each.copying) for each in facts.timelines[part.process].process.host_calls()

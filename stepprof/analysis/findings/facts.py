@@ -97,6 +97,8 @@ class Part:
     """The rest of its time: other findings have it."""
     of_others: bool = False
     """Whether stepprof did not record the process: what divides its time are annotations."""
+    of_engine: bool = False
+    """Whether it is the forward steps of an engine."""
 
     @property
     def whole(self) -> Intervals:

@@ -5,6 +5,7 @@ One sentence for each rank and region would hide what they have in common.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ def parts_of_others(ledger: Ledger, *kinds: str) -> list[Part]:
     """Return the parts of the path that are of traces of others, also short ones."""
     found = ledger.merged(lambda part: (part.process, part.region), *kinds)
     return [part for part in found if len(part.when) and part.of_others]
+
+
+def forward_steps_of_others(ledger: Ledger) -> list[Part]:
+    """Return the forward steps of engines on the path that are of traces of others."""
+    return [dataclasses.replace(part, of_engine=True) for part in parts_of_others(ledger, "engine")]
 
 
 def claim_together(

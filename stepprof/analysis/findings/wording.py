@@ -8,6 +8,7 @@ from statistics import median
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.neighbours import Having
 from stepprof.analysis.findings.signs import LOADER, QUEUES, SHORTEST_NS
+from stepprof.analysis.report.division import FORWARD_STEPS
 from stepprof.analysis.report.wording import quoted
 
 LEAST_QUEUED = 0.2
@@ -34,6 +35,8 @@ def inside(part: Part) -> str:
     around = [*(quoted(name) for name in part.region[-2:-1])]
     around += [f"role {part.role}"] if part.role and part.role != part.name else []
     place = quoted(part.name) if part.name else NO_ANNOTATION if part.of_others else "the window"
+    if part.of_engine:
+        return FORWARD_STEPS
     if part.name is None and part.role:
         return f"the window of {part.role}"
     return f"{place} (in {', '.join(around)})" if around else place

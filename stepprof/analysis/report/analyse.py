@@ -283,6 +283,7 @@ def digest_input(
         unclear=not part.is_known,
         marked=marked,
         marked_step=None if at is None else number,
+        end=made.end if at is None or made.end is None else max(made.end, at.end),
     )
 
 

@@ -25,6 +25,8 @@ MOST_PARTS = 8
 MOST_STRETCHES = 200
 LEAST_REST = 0.2
 """Regions of the time in no role are parts if it has at least this share of the critical path."""
+FORWARD_STEPS = "forward steps"
+"""The part of a trace of an engine that they cover."""
 NO_WORK = {"recording": "held up by the profiler", "outside": "in no window"}
 """The kinds of the path in which no process works, and the names of these parts."""
 
@@ -81,6 +83,8 @@ def divide(
         part = _part_of(segment, names, by_region)
         if of_others and part[1] in (NO_WORK["outside"], "no region"):
             part = None, UNNAMED
+        elif of_others and segment.kind == "engine":
+            part = None, FORWARD_STEPS
         number = numbers.setdefault(part, len(numbers))
         spent[number] += segment.end - segment.start
         of_path.append(number)

@@ -143,7 +143,7 @@ def _where(report: Report) -> list[Finding]:
         for part in stated(report.parts, MOST_STATED)
     ]
     if is_of_others(report):
-        return [length_of_others(report, shown if is_divided else ())]
+        return [length_of_others(report, shown if is_divided or report.engines else ())]
     if not report.path:
         return []
     took = f"the step took {three_digits(report.seconds)}"
@@ -265,6 +265,7 @@ _SHORTFALLS = {
     "failed": "failed",
     "skipped": "was skipped",
     "partial": "is partial",
+    "cut": "was read only in part, and the notes give the reason: no figure has the rest",
     "damaged": "is damaged: only part of its file could be read",
     "unreadable": "is damaged: no event of its file could be used",
     "unread": "was not read: the process that read it died",

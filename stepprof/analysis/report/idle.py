@@ -78,13 +78,18 @@ def _row(process: Process, step: _Step, waiting: Waiting) -> Idle | None:
     if not on_device:
         closed = 0
     # no capture and no end of a window is known: the process was not recorded, and has no row
-    if not len(computing | communicating | process.generating()) and not process.manifest_windows:
+    generating = process.generating()
+    if not len(computing | communicating | generating) and not process.manifest_windows:
         return None
+    if (
+        on_device and process.kind == "trace"
+    ):  # forward steps are what its host does: the device shows its own work
+        generating = EMPTY
     unmatched = waiting.unmatched
     if any(digest.calls.left_out for digest in process.digests):
         unmatched |= communicating
     stuck = (waiting.when | waiting.for_profiler | unmatched) - computing
-    busy = ((computing | communicating | process.generating()) - stuck) & step.when
+    busy = ((computing | communicating | generating) - stuck) & step.when
     left = step.when - busy
     causes: dict[str, int] = {}
 

@@ -17,12 +17,19 @@ NOT_A_CAPTURE = "null"
 
 
 def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, Any]]) -> list[Shortfall]:
-    """Return the captures that were selected in the step and are incomplete or missing."""
+    """Return the captures that were selected in the step and are incomplete or missing, and the traces of others that were not read to their end."""
     found = [
         each
         for process in processes
         for window in process.manifest_windows
         if (each := _of_window(process, window))
+    ]
+    found += [
+        Shortfall(
+            process.label, "cut" if _of_file(short) == "damaged" else _of_file(short), None, None, None, None
+        )
+        for process in processes
+        if process.kind == "trace" and (short := [digest for digest in process.digests if not digest.whole])
     ]
     steps = recorded_steps(processes)
     for engine in engines:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.analysis.timeline.clocks import Clocks
-from stepprof.analysis.timeline.file_names import origin_of_file, stated_step
+from stepprof.analysis.timeline.file_names import origin_of_file, stated_step, worker_of
 from stepprof.analysis.timeline.manifest_sources import (
     TRACES,
     Input,
@@ -34,7 +34,7 @@ from stepprof.analysis.timeline.source_selection import of_ranks, of_roles
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formats.npu_folder import is_database
-from stepprof.formats.recognise import is_trace_name
+from stepprof.formats.recognise import is_trace_name, not_a_trace
 from stepprof.host.plain_files import readable, resolved
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
@@ -47,6 +47,7 @@ from stepprof.run.summary import absent_ranks
 __all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
 
 
+_MOST_NAMED = 3
 _SUFFIXES = re.compile(r"(?:\.pt)?(?:\.trace)?\.(?:json(?:\.gz)?|db)$")
 
 
@@ -348,7 +349,7 @@ def _absent(runs: Sequence[Path], manifests: Sequence[Mapping[str, Any]]) -> lis
 def _from_files(found: Found, path: Path) -> None:
     single = path.is_file()
     files = [path] if single else sorted(file for file in path.rglob("*") if file.is_file())
-    passed = 0
+    passed: list[str] = []
     for file in files:
         if not single and not _may_be_trace(file):
             continue
@@ -356,12 +357,21 @@ def _from_files(found: Found, path: Path) -> None:
             continue
         shown = readable(file.name if single else file.relative_to(path).as_posix())
         origin, problems = origin_of_file(file, shown)
-        if problems and not single and "trace" not in file.name.lower():
-            passed += 1
+        if problems and not single and not _is_named_trace(file):
+            passed.append(shown)
             continue
         found.inputs.append(Input(origin, (str(resolved(file)),), file.stat().st_size))
     if passed:
-        found.findings.append((str(path), f"{passed} JSON files that are not traces ignored"))
+        names = ", ".join(passed[:_MOST_NAMED])
+        more = f" and {len(passed) - _MOST_NAMED} more" if len(passed) > _MOST_NAMED else ""
+        found.findings.append((str(path), f"JSON files that are not traces ignored: {names}{more}"))
+
+
+def _is_named_trace(file: Path) -> bool:
+    """Return whether a damaged file in a folder is a trace, by its name."""
+    if "trace" in file.name.lower():
+        return True
+    return worker_of(file.name) is not None and not_a_trace(file) is None
 
 
 def _from_timeline(found: Found, file: Path) -> bool:

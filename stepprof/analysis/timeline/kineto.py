@@ -107,6 +107,7 @@ class _Reader:
     counted: Counted = field(init=False)
     iterations: Iterations = field(init=False)
     untimed: int = 0
+    lengthless: int = 0
     negative: int = 0
     unknown: dict[str, int] = field(default_factory=dict)
     earliest: int | None = None
@@ -190,7 +191,10 @@ class _Reader:
     def _complete(self, events: list[Event], kind: Indices) -> None:
         events, start, kind = self._timed(events, kind)
         duration, usable = nanoseconds([event.dur for event in events])
-        self.untimed += int(np.count_nonzero(~usable))
+        if not usable.all():
+            lengthless = sum(event.dur == "" for event in events)
+            self.lengthless += lengthless
+            self.untimed += int(np.count_nonzero(~usable)) - lengthless
         if len(duration) and duration.min() < 0:
             self.negative += int(np.count_nonzero(duration < 0))
             duration = np.maximum(duration, 0)
@@ -297,6 +301,8 @@ class _Reader:
             findings.append(f"{self.counted.unreadable} counters or allocations without a number ignored")
         if self.untimed:
             findings.append(f"{self.untimed} times are invalid: such an event is ignored, or has no length")
+        if self.lengthless:
+            findings.append(f"{self.lengthless} events have no `dur`: they are shown without a length")
         if self.negative:
             findings.append(f"{self.negative} events end before they start: they are shown without a length")
         if self.unknown:

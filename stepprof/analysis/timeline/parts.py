@@ -55,6 +55,8 @@ class Part:
     bytes: int = 0
     findings: tuple[str, ...] = ()
     """Problems of the source."""
+    whole: bool = True
+    """Whether its file was read to the end."""
 
     @property
     def events(self) -> int:
@@ -77,6 +79,7 @@ class Part:
             last,
             bytes_,
             tuple(source.findings),
+            source.whole,
         )
 
     @classmethod

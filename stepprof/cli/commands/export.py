@@ -28,12 +28,13 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export; damage that was found is printed. Return 1 if the findings lack a source, else 0."""
+    """Export; damage that was found is printed. Return 1 if the findings lack a source, or the tables a file of RUN…, else 0."""
     require_extra()
     from stepprof.analysis.data.export import export
     from stepprof.analysis.data.run import Run
 
-    traces = given_traces(args).paths
+    given = given_traces(args)
+    traces = given.paths
     opened = Run.of(*traces, output_dir=output_dir(args)) if traces else Run.of(chosen_run(args))
     written = export(opened, args.parquet, opened.exported(args.step))
     if args.json:
@@ -45,4 +46,4 @@ def run(args: argparse.Namespace) -> int:
         print_lines(*(f"{each.path}  {counted(each.rows, 'row')}, {size(each.bytes)}" for each in written))
         if opened.problems:
             print_lines("notes:", *(f"  {problem}" for problem in opened.problems))
-    return warn_unread(opened.unread, "the findings")
+    return warn_unread(opened.unread, "the findings") or int(bool(given.left_out))

@@ -78,7 +78,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Report or compare. Return 1 if a source, or a file of RUN…, is not in the report, or a requested file not written; with
+    """Report or compare. Return 1 if a source, or a file of RUN…, is not in the report or was read only in part, or a requested file not written; with
     --fail-on-regression 3 for a regression and 4 if it cannot be judged; else 0.
     """
     assume = begin_reading(args)
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"nothing could be read: {'; '.join(problems[:3]) or 'no trace has an event'}")
     folder = founds[-1].folder or Path()
     unread = [problem.source or "" for report in reports for problem in report.problems if problem.unread]
-    lacks = int(bool(given.left_out) or any(_without_events(report) for report in reports))
+    lacks = int(bool(given.left_out) or any(_incomplete(report) for report in reports))
     if len(reports) == 1:
         failed = _give(reports[0], folder, founds[0].named("report"), outputs)
         return warn_unread(unread, "the report") or failed or lacks
@@ -119,12 +119,12 @@ def run(args: argparse.Namespace) -> int:
     return verdict or warn_unread(unread, "the comparison") or failed or lacks
 
 
-def _without_events(report: Report) -> list[str]:
-    """Return the traces of other tools that no event was read from, and print them."""
-    paths = [each.path or "" for each in report.sources if each.kind == "trace" and not each.events]
-    for path in paths:
+def _incomplete(report: Report) -> bool:
+    """Return whether a trace of another tool was not read to its end, or has no event. Those without an event are printed."""
+    empty = [each.path for each in report.sources if each.kind == "trace" and not each.events]
+    for path in empty:
         print_lines(f"{path}: no event of it is in the report", file=sys.stderr)
-    return paths
+    return bool(empty) or any(each.status == "cut" for each in report.shortfalls)
 
 
 def _compared(

@@ -307,6 +307,14 @@ class TestSteps:
             "torch's profiler marked 4 steps (4-7): this is step 7; the median is 51.0 ms, the slowest is step 6 with 80.0 ms"
         ]
 
+    def test_a_step_ends_where_the_next_one_begins(self, reported: Reported) -> None:
+        """Also if nothing was recorded before that: the length is that of the table of steps."""
+        marks = [slice_(f"ProfilerStep#{at}", "user_annotation", 100.0 * at, 80) for at in range(3)]
+        work = [slice_("aten::mm", "cpu_op", 100.0 * at + 5, 60) for at in range(3)]
+        report = reported([*marks, *work, slice_("aten::mm", "cpu_op", 300, 500)], "--step", "0")
+        assert report["seconds"] == pytest.approx(report["marked"][0]["seconds"])
+        assert report["seconds"] == pytest.approx(100e-6)
+
     def test_one_is_selected(self, reported: Reported, steps: list[Event]) -> None:
         """`--step N` takes the mark's number."""
         report = reported(steps, "--step", "6")
@@ -448,6 +456,24 @@ class TestIdle:
         (found,) = (each for each in report["findings"] if each["topic"] == "host")
         assert found["why"] == "its host had launched nothing that could run"
         assert ("CUDA graphs" in found["advice"]) == advised
+
+    @pytest.mark.parametrize(
+        "mark", ["execute_context_0(0)_generation_4(4)", "execute_new_0_cached_4", "step[DECODE bs=4]"]
+    )
+    def test_an_engine_whose_device_waits_for_its_host(self, reported: Reported, mark: str) -> None:
+        """A forward step is what the host does: without a kernel the device is idle in it."""
+        events = [
+            {**each, "name": mark if each["name"] == "decode" else each["name"]}
+            for each in self.idle("cudaEventQuery", 20_000, 10)
+        ]
+        report = reported(events)
+        assert report["findings"][0]["text"] == "the trace covers 500 ms: forward steps 100%"
+        (row,) = report["idle"]
+        assert row["busy"] == pytest.approx(0.00998, abs=1e-5)
+        assert row["causes"] == {"host": pytest.approx(0.49002, abs=1e-5)}
+        assert sentences(report, "host") == [
+            "the device of a.pt.trace.json had no work for 490 ms in forward steps"
+        ]
 
     def test_a_kernel_that_was_launched_and_had_not_begun(self, reported: Reported) -> None:
         """The host is not the reason."""

@@ -207,6 +207,18 @@ class TestRuns:
         (tmp_path / "one.json.gz").symlink_to(file)
         assert len(find([file, tmp_path / "one.json.gz"], output_dir=tmp_path).inputs) == 1
 
+    def test_an_empty_file_of_a_rank(self, tmp_path):
+        """Its name states that it is a trace: it is read as a damaged one. A configuration is not."""
+        (tmp_path / "rank0.json").write_text('{"traceEvents": []}')
+        (tmp_path / "rank1.json").write_bytes(b"")
+        (tmp_path / "rank1_settings.json").write_text('{"rank": 1}')
+        found = find([tmp_path], output_dir=tmp_path)
+        assert [each.origin.path for each in found.inputs] == ["rank0.json", "rank1.json"]
+        assert found.findings[0] == (
+            str(tmp_path),
+            "JSON files that are not traces ignored: rank1_settings.json",
+        )
+
     def test_two_runs_are_refused(self, tmp_path):
         for name in ("r", "s"):
             record(make_run(tmp_path, run_id=name))
@@ -304,7 +316,7 @@ class TestFiles:
             "sub/engine.json": ("engine", 1, None, "unmeasured"),
             "broken.trace.json": ("trace", None, None, "unmeasured"),
         }
-        assert found.findings == [(str(tmp_path), "1 JSON files that are not traces ignored")]
+        assert found.findings == [(str(tmp_path), "JSON files that are not traces ignored: weights.json")]
         assert found.folder == tmp_path
         assert found.step is None
 

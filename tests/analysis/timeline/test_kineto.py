@@ -147,6 +147,13 @@ class TestSlices:
         assert source.slices.duration.tolist() == [0]
         assert source.findings == ["1 events end before they start: they are shown without a length"]
 
+    def test_no_length(self, load):
+        """A complete event without `dur` is counted."""
+        without = {key: value for key, value in complete("b").items() if key != "dur"}
+        source = load(complete("a", dur=3), without)
+        assert source.slices.duration.tolist() == [3000, 0]
+        assert source.findings == ["1 events have no `dur`: they are shown without a length"]
+
     def test_invalid_times_are_ignored(self, load):
         source = load(complete("a"), complete("b", ts="soon"), complete("c", ts=1e300), complete("d"))
         assert [name for _, name, *_ in rows(source)] == ["a", "d"]
