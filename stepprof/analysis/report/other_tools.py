@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from statistics import median
 
 from msgspec.structs import replace
 
-from stepprof.analysis.report.schema import Finding, Report
+from stepprof.analysis.report.schema import Finding, Op, RegionRow, Report
 from stepprof.analysis.report.wording import quoted, seconds
 
 UNNAMED = "in no annotation"
@@ -70,12 +71,19 @@ def _longest(report: Report) -> str | None:
     rows = [row for row in report.tree if row.parent == step and row.name != "others"]
     for kind, what, all_of in (("kernel", "kernels", report.kernels), ("op", "operators", report.ops)):
         of = [row for row in rows if row.kind == kind] if report.tree else all_of
-        worth = [row for row in of if row.self_seconds >= _WORTH_LISTING * report.seconds]
-        longest = sorted(worth, key=lambda row: -row.self_seconds)[:MOST_OPERATORS]
+        times = [(_typical(row), row.name) for row in of]
+        worth = [each for each in times if each[0] >= _WORTH_LISTING * report.seconds]
+        longest = sorted(worth, key=lambda each: -each[0])[:MOST_OPERATORS]
         if longest:
-            listed = ", ".join(f"{quoted(row.name)} {seconds(row.self_seconds)}" for row in longest)
-            return f"the longest {what}{f' {UNNAMED}' if report.tree else ''}: {listed}"
+            listed = ", ".join(f"{quoted(name)} {seconds(time)}" for time, name in longest)
+            of_all = f", median of {len(report.processes)} processes" if len(report.processes) > 1 else ""
+            return f"the longest {what}{f' {UNNAMED}' if report.tree else ''}{of_all}: {listed}"
     return None
+
+
+def _typical(row: Op | RegionRow) -> float:
+    """Return the self time of an operator or a kernel in one process: the sum over ranks is longer than the step."""
+    return median([each.seconds for each in row.per_process] or [row.self_seconds])
 
 
 def in_words_of_torch(findings: Sequence[Finding]) -> list[Finding]:

@@ -35,10 +35,11 @@ ALIKE = 0.9
 
 @dataclass(frozen=True, slots=True)
 class _Ends:
-    """The ends of the collectives of one process group, in order, and the number of calls of each kind."""
+    """The ends of the collectives of one process group, in order, with the kind of each and its number in the group (-1: not stated)."""
 
     end: Times
     kind: npt.NDArray[np.int64]
+    seq: npt.NDArray[np.int64]
 
 
 class _Representatives:
@@ -139,13 +140,16 @@ def _ends(calls: Calls, kinds: dict[str, int]) -> dict[str, _Ends]:
     kept[calls.unfinished] = False
     kind = np.array([kinds.setdefault(word, len(kinds)) for word in words], np.int64)[name]
     end = np.frombuffer(calls.start, "<i8") + np.frombuffer(calls.duration, "<i8")
+    # calls of two ranks with each other have numbers of their own on each rank
+    numbered = np.array([synchronises(word) for word in words], bool)[name]
+    seq = np.where(numbered, np.frombuffer(calls.seq, "<i8") if calls.seq else -1, -1)
     group = np.frombuffer(calls.group, "<i4") if calls.group else np.full(len(name), -1, np.int32)
     found = {}
     for at, known in [*enumerate(calls.groups), (-1, None)]:
         which = np.flatnonzero(kept & (group == at))
         which = which[np.argsort(end[which], kind="stable")]
         if len(which):
-            found["" if known is None else known.name] = _Ends(end[which], kind[which])
+            found["" if known is None else known.name] = _Ends(end[which], kind[which], seq[which])
     return found
 
 
@@ -160,7 +164,10 @@ def _median_apart(one: _Ends, other: _Ends) -> tuple[int, float] | None:
     distances = [np.abs(other.end[side] - one.end) for side in sides]
     nearest = np.where(distances[0] <= distances[1], sides[0], sides[1])
     apart = np.minimum(*distances)
-    together = (apart <= TOGETHER_NS) & (one.kind == other.kind[nearest])
+    numbers = one.seq, other.seq[nearest]
+    # steps repeat: a clock that is ahead by one call has another call at the same time
+    same = (numbers[0] == numbers[1]) | (numbers[0] < 0) | (numbers[1] < 0)
+    together = (apart <= TOGETHER_NS) & (one.kind == other.kind[nearest]) & same
     if together.mean() < MOST_OF_THEM:
         return None
     median = max(int(np.median(apart[together])), READING_NS)

@@ -38,6 +38,21 @@ def report_of(folder: Path, events: list[Event]) -> Report:
     return read(folder / "out.json", Report)
 
 
+def test_the_longest_kernels_of_several_ranks(tmp_path: Path) -> None:
+    """Their time is that of one rank: the sum over ranks is longer than the step."""
+    for rank, long in enumerate((50_000, 60_000, 70_000)):
+        content = {
+            "baseTimeNanoseconds": 10**18,
+            "distributedInfo": {"rank": rank, "world_size": 3},
+            "traceEvents": [slice_("gemm", 0, long, "kernel"), slice_("mul", 90_000, 10_000, "kernel")],
+        }
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(content))
+    out = tmp_path / "out.json"
+    assert main(["report", str(tmp_path), "--one-clock", "--json", str(out)]) == 0
+    why = read(out, Report).findings[0].why
+    assert why == "the longest kernels, median of 3 processes: `gemm` 60.0 ms, `mul` 10.0 ms"
+
+
 NAME = 'name the parts of the loop: `with torch.profiler.record_function("forward"):`'
 STEP = "call `profiler.step()` after each iteration: then the report is about one of them"
 

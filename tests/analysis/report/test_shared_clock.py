@@ -17,11 +17,19 @@ EXCHANGE = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclWorkElem)"
 ENDS = (10, 25, 47, 60)
 
 
-def rank(number, *ends, name=REDUCE, host=None, group=None, **origin):
-    """Return the trace of a rank whose collectives end at some times [ms]."""
+def rank(number, *ends, name=REDUCE, host=None, group=None, first=None, **origin):
+    """Return the trace of a rank whose collectives end at some times [ms]; `first`: the number of the first one in its group."""
     stated = {} if group is None else {"Process Group Name": group, "Group size": 2}
     calls = [
-        (("stream", "20"), "kernel", name, end - 1 - number / 10, 1 + number / 10, stated) for end in ends
+        (
+            ("stream", "20"),
+            "kernel",
+            name,
+            end - 1 - number / 10,
+            1 + number / 10,
+            stated if first is None else {**stated, "Seq": first + at},
+        )
+        for at, end in enumerate(ends)
     ]
     path = f"{number}.json"
     origin = Origin("trace", path, None, number, None, host, **origin)
@@ -68,6 +76,13 @@ class TestSharedClocks:
         assert sets(rank(0, *ENDS), rank(1, *(end + 1 for end in ENDS))) == {}
         assert sets(rank(0, *ENDS), rank(1, 3, 31, 55, 70)) == {}
         assert sets(rank(0, *ENDS), rank(1, *ENDS, name="ncclKernel_AllGather_RING")) == {}
+
+    @pytest.mark.parametrize("ahead", [0, 1])
+    def test_a_clock_that_is_ahead_by_one_call(self, ahead):
+        """Layers take equal times: the numbers of the calls tell one from the next."""
+        row = [each * 0.8 for each in range(20)]
+        ranks = [rank(at, *(end + 0.8 * ahead * at for end in row), group="a", first=0) for at in (0, 1)]
+        assert sets(*ranks) == ({} if ahead else {"0.json": "", "1.json": ""})
 
     def test_chance(self):
         """Of calls in a row some end is always near."""
