@@ -29,8 +29,10 @@ from stepprof.analysis.report.schema import (
     Usual,
 )
 from stepprof.analysis.report.wording import causes, seconds, share
-from stepprof.formatting import number, printable, size
+from stepprof.formatting import counted, number, printable, size
 
+MOST_CLOCKS = 4
+"""Clocks whose parts are shown."""
 _RIBBON, _SHORT_RIBBON = 44, 12
 _NAME = 10  # maximum characters of a name in one line
 _STEPS = 30
@@ -197,12 +199,14 @@ def _taken(step: StepTime, part: Usual) -> float | None:
 
 def parts_table(report: Report, plain: bool, room: int) -> Table | None:
     """Return when each part of the step was active, for how long in any process, and its time on the critical path;
-    `plain`: without block characters.
+    `plain`: without block characters. Of many clocks, the first ones only.
     """
     parts = [
         each for each in report.parts if each.wall_seconds is not None or (each.share or 0.0) >= WORTH_SAYING
     ]
     length = _RIBBON if room >= _WIDE else _SHORT_RIBBON
+    clocks = list(dict.fromkeys(each.clock for each in parts))
+    parts = [each for each in parts if each.clock in clocks[:MOST_CLOCKS]]
     rows: list[list[str | Text]] = [
         [
             part.name + ("" if part.clock is None else f" on {part.clock}"),
@@ -214,6 +218,9 @@ def parts_table(report: Report, plain: bool, room: int) -> Table | None:
         ]
         for index, part in enumerate(parts)
     ]
+    left = len(clocks) - MOST_CLOCKS
+    if left > 0:
+        rows.append([f"and those on {counted(left, 'more clock')}, in the JSON", "", "", "", "", ""])
     headers = ["", "from begin to end", "in any process", "", "on the path", ""]
     return text_table(headers, rows, "lwrrrr", room)
 

@@ -101,6 +101,20 @@ class TestReport:
         ]
         assert rest.split() == ["no", "role", "·" * 44, "-", "-", "3.50", "s", "88%"]
 
+    @pytest.mark.parametrize("clocks", [3, 64])
+    def test_the_parts_on_many_clocks(self, clocks):
+        """Each clock has parts of its own: those of the first ones are shown, and the number of the other clocks."""
+        parts = [
+            Part(name, None, name, None, None, 1.0, 0.25, [(at, 1.0)], clock=f"rank {clock}")
+            for clock in range(clocks)
+            for at, name in enumerate(("forward", "backward"))
+        ]
+        shown = rows(text_of(Report("r", 1, 0, 4.0, "", None, parts=parts)), PARTS)
+        assert len(shown) == (2 * clocks if clocks == 3 else 2 * 4 + 1)
+        assert shown[-1].startswith(
+            "  backward on rank 2" if clocks == 3 else "  and those on 60 more clocks, in the JSON"
+        )
+
     def test_a_terminal_without_unicode_gets_ascii(self):
         text = text_of(make_report(3, 1), encoding="ascii")
         assert "#" * 10 in text
