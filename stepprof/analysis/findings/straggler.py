@@ -29,6 +29,7 @@ ONCE = "look at what it did there in this step: its stacks, its operators, other
 EVERY = (
     "look at what it does there in these steps: a log, a checkpoint, an evaluation, a batch of another size"
 )
+TELL = "find out whether the rank that left the region earlier works or waits afterwards: if it works, a shorter time here saves nothing"
 LITTLE = 0.05
 """If the others need at most this share of the rank's time, only this rank does the work."""
 FEWEST_STEPS = 2
@@ -77,6 +78,8 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         steps = elsewhere.text
         if elsewhere.often and not (more or alone or idle):
             steps += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
+        waited = _waited(ledger, part)
+        maybe = None if waited else _may_have_waited(ledger.facts, part)
         calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
         apart = ", collectives not counted" if any(map(len, calls)) else ""
         having = None
@@ -101,14 +104,14 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                         more or f"{seconds_text(own_seconds)} against {seconds_text(middle)}",
                         steps,
                         having.evidence() if having else None,
-                        _waited(ledger, part) or _may_have_waited(ledger.facts, part),
+                        waited or maybe,
                         doing(ledger.facts, part),
                     ],
                 )
             ),
             advice=SHARE_CPUS
             if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
-            else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle),
+            else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle, met=not maybe),
             assumption=("the ranks take" if also else "the rank takes")
             + " as long as the median of the others"
             if others
@@ -163,7 +166,7 @@ def _is_in_collectives(facts: Facts, part: Part) -> bool:
 
 
 def _advice(
-    more: str | None, elsewhere: Elsewhere, *, equal: bool, alone: bool, named: bool, idle: bool
+    more: str | None, elsewhere: Elsewhere, *, equal: bool, alone: bool, named: bool, idle: bool, met: bool
 ) -> str:
     """Return what to try.
 
@@ -176,6 +179,7 @@ def _advice(
         alone: whether the others spend next to no time there.
         named: whether a region shows what the rank does there, and the others do not only wait in it.
         idle: whether it waits.
+        met: whether it is known which ranks waited for it.
     """
     if more:
         return BALANCE
@@ -189,11 +193,12 @@ def _advice(
         return ONCE
     if alone:
         return LOOK
-    return (
+    rest = (
         COMPARE
         if equal
         else f"{COMPARE}; with `tokens` on its regions, the report shows whether it has more to do"
     )
+    return rest if met else f"{TELL}; if it waits, {rest}"
 
 
 class Elsewhere(NamedTuple):

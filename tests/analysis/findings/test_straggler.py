@@ -7,7 +7,7 @@ from digested import manifest, source, spans, trace, window
 from spanning import write_steps
 
 from stepprof.analysis.findings.neighbours import Neighbours
-from stepprof.analysis.findings.straggler import BALANCE, EVERY, LOOK, OWN
+from stepprof.analysis.findings.straggler import BALANCE, EVERY, LOOK, OWN, TELL
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 from stepprof.analysis.timeline.model import Origin
@@ -262,6 +262,22 @@ class TestGain:
     def test_four_ranks_with_opposite_differences(self):
         made = synchronised(*[[("f", 1000), ("g", 1510)]] * 2, *[[("f", 1500), ("g", 1000)]] * 2)
         assert stragglers(made) == []
+
+    def test_opposite_differences_of_ranks_that_may_have_met(self):
+        """Spans alone do not show whether rank 0 works in `g` or waits there for rank 1. If it works, nothing in `f` is worth it."""
+        made = [
+            spans(
+                number,
+                ("window", "actor", 0, 2500, "actor"),
+                ("region", "f", 0, took, "actor"),
+                ("region", "g", took, 2500 - took, "actor"),
+            )
+            for number, took in enumerate((1000, 1500))
+        ]
+        found = straggler(*made)
+        assert (found.process, found.saves) == ("actor rank 1", None)
+        assert found.advice.startswith(TELL)
+        assert "whether another rank waited for it is not known" in found.why
 
     def test_opposite_differences_around_a_collective_are_each_worth_it(self):
         """The ranks meet between `f` and `g`."""
