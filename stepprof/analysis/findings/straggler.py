@@ -67,7 +67,9 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             for label, each in slow.items():
                 when = _stretches(ledger.facts, each)
                 without[label] = share_of(when, (others[label] - median(times)) / max(when.total, 1))
-            if (gain is not None and not also) or _saves_nothing(ledger, without):
+            rest = others.keys() - {*also}
+            even = gain is None and _takes_as_long(ledger, own, part.process, key, rest)
+            if (gain is not None and not also) or even or _saves_nothing(ledger, without):
                 continue  # another rank takes as long by other work
         own_seconds, middle = mine / 1e9, median(times) / 1e9
         more, equal = _more(ledger.facts, part, others)
@@ -119,6 +121,19 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             without=without,
             also=also,
         )
+
+
+def _takes_as_long(
+    ledger: Ledger, own: Mapping[str, Mapping[Key, int]], process: str, place: Key, others: Iterable[str]
+) -> bool:
+    """Return whether one of some ranks works as long as a process in a place and the regions that both have."""
+    mine = own[process]
+    for label in others:
+        theirs = own[label]
+        both = [key for key in mine.keys() & theirs.keys() if key[1] or key == place]
+        if sum(mine[key] - theirs[key] for key in both) < ledger.least * 1e9:
+            return True
+    return False
 
 
 def _saves_nothing(ledger: Ledger, without: Mapping[str, Intervals]) -> bool:

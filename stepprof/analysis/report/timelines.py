@@ -156,7 +156,7 @@ def timelines(
             process,
             waits.get(process.label, Waiting()),
             ends.get(process.label, []),
-            activities.get(process.label, Activity()),
+            activities,
         )
         for process in processes
     }
@@ -253,7 +253,9 @@ class _Links(NamedTuple):
     apart: list[Link]
 
 
-def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activity: Activity) -> _Links:
+def _links(
+    process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activities: Mapping[str, Activity]
+) -> _Links:
     """Return the waits in collectives, and what is known of the regions that ranks leave together.
 
     There, a rank that entered early waited for the last one, unless it computed. Ranks that leave as soon as the last one has
@@ -261,6 +263,7 @@ def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activi
     afterwards may as well have ended at a common time: then only samples show a wait.
     Where a region contains a collective, this is why they leave it together.
     """
+    activity = activities.get(process.label, Activity())
     operating, communicating, _ = process.working()
     found = _Links([], [], [], [])
     found.collective.extend(
@@ -276,7 +279,12 @@ def _links(process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activi
             continue
         began = _call_at(communicating, end)
         since = start if began is None else max(start, began)  # it waited in the call, and worked before
-        if not computes and (met or 2 * activity.waiting.clip(since, end).total >= end - since):
+        # if the last one goes on to wait too, and in no collective, all may have waited for something else
+        others = activities.get(label, Activity()).blocked.clip(end, gone).total
+        elsewhere = not met and others >= max(STILL_NS, (gone - end) / 2)
+        if not (computes or elsewhere) and (
+            met or 2 * activity.waiting.clip(since, end).total >= end - since
+        ):
             found.met.append((since, end, label))
         elif not len(communicating.clip(start, until)):
             # one that waits after its work has met the others, or waited for something else

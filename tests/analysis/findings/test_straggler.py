@@ -279,6 +279,28 @@ class TestGain:
         assert found.advice.startswith(TELL)
         assert "whether another rank waited for it is not known" in found.why
 
+    def test_differences_that_even_out_without_a_known_wait(self):
+        """Rank 0 is 0.5 s slower in `f`, rank 1 is 0.44 s slower in `g`: of 10 s, a rank that is as fast as the other one in `f`
+        would save 0.06 s at most.
+        """
+        made = combine(
+            [
+                digest(
+                    spans(
+                        rank,
+                        ("window", "actor", 0, 10_000, "actor"),
+                        ("region", "f", 0, f, "actor"),
+                        ("region", "g", f, end - f, "actor"),
+                        ("region", "rest", end, 10_000 - end, "actor"),
+                    )
+                )
+                for rank, (f, end) in enumerate(((1500, 6500), (1000, 6440)))
+            ],
+            step=2,
+            run_id="r",
+        )
+        assert stragglers(made) == []
+
     def test_opposite_differences_around_a_collective_are_each_worth_it(self):
         """The ranks meet between `f` and `g`."""
         first = synchronised([("f", 1000)], [("f", 1500)])

@@ -91,6 +91,19 @@ class TestCommonEnds:
         assert found(made, "straggler") == [("rank 1", "load", 0.5, 0.5)]
         assert slack(made) == {("rank 0", None): 0.5, ("rank 1", None): 0.0}
 
+    @pytest.mark.parametrize("call", ["sock.recv", "queue.get"])
+    def test_ranks_that_all_wait_may_wait_for_something_else(self, call):
+        """Rank 1 enters `collect` last and waits there too, for 0.6 s: both may have read from a source until one deadline."""
+        evidence = [
+            stacks(rank, (0, enters, "torch.mm", 1.0), (enters, 1200 - enters, call, 0.0))
+            for rank, enters in enumerate((100, 600))
+        ]
+        made = report(*ranks(100, 600), evidence=evidence)
+        (about,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
+        assert (about.process, about.saves) == ("rank 1", None)
+        assert "whether another rank waited for it is not known" in about.why
+        assert slack(made) == {}
+
     @pytest.mark.parametrize("known", [False, True])
     def test_without_a_sign_of_either_it_is_not_known_whether_they_met(self, known):
         """There are no stacks, or rank 0 sleeps. No gain, no slack and no wait is claimed."""
