@@ -215,13 +215,14 @@ def _threads(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
 
 
 def _tokens(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
-    """Plant a rank with longer sequences than the others."""
+    """Plant a rank with more tokens than the others, or with more samples."""
     cause, planted = _slower(shape, drawn)
     own = shape.forward if planted.region == "forward" else shape.backward
     tokens = drawn.randint(1_000, 9_000)
     more = round(tokens * (1 + planted.ns[0] / own))
-    planted = replace(planted, amounts={"tokens": more}, elsewhere={"tokens": tokens})
-    return replace(cause, more="tokens" if planted.ns[0] > own / 5 else None), planted
+    key = random.Random(f"amounts {shape.seed}").choice(("tokens", "tokens", "samples"))
+    planted = replace(planted, amounts={key: more}, elsewhere={key: tokens})
+    return replace(cause, more=key if planted.ns[0] > own / 5 else None), planted
 
 
 def _half_batch(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
