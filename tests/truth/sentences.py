@@ -170,7 +170,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
             sentences.wrong(lengths)
 
 
-@_reads(r"the step took (?P<seconds>[\d.,]+ \w+) on (?P<host>\S+); by other clocks its end is not known")
+@_reads(r"the step took (?P<seconds>[\d.,]+ \w+) on (?P<hosts>.+); by other clocks its end is not known")
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     low, high = seconds_of(match["seconds"])
     of_length, without_end = set(), set()
