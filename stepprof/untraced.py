@@ -8,6 +8,7 @@ threads that exist when a profile starts.
 from __future__ import annotations
 
 import contextvars
+import importlib
 import sys
 import threading
 from collections.abc import Callable
@@ -47,3 +48,26 @@ def untraced(act: Callable[[], T]) -> T:
     if failures:
         raise failures[0]
     return results[0]
+
+
+class Reference:
+    """A function for another process, which imports its module by `untraced`: that process may profile itself when it unpickles this."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._where = function.__module__, function.__qualname__
+
+    def __reduce__(self) -> tuple[Callable[[str, str], Any], tuple[str, str]]:
+        return find, self._where
+
+
+def find(module: str, name: str) -> Any:
+    """Return a function of a module.
+
+    >>> find("math", "sqrt")(4)
+    2.0
+    """
+    known = sys.modules.get(module)
+    spec = getattr(known, "__spec__", None)
+    if known is None or getattr(spec, "_initializing", False):
+        known = untraced(lambda: importlib.import_module(module))
+    return getattr(known, name)

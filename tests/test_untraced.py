@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 import threading
 
 import pytest
 
-from stepprof.untraced import untraced
+from stepprof.untraced import Reference, untraced
 
 
 def test_without_another_thread(mocker) -> None:
@@ -16,6 +17,11 @@ def test_without_another_thread(mocker) -> None:
     mocker.patch.dict(sys.modules, {"torch.autograd.profiler": torch})
     mocker.patch.object(threading.Thread, "start", side_effect=RuntimeError("can't start new thread"))
     assert untraced(threading.current_thread) is threading.current_thread()
+
+
+def test_a_reference_is_the_function_where_it_is_loaded() -> None:
+    """A function that is sent to another process by its name."""
+    assert pickle.loads(pickle.dumps(Reference(untraced))) is untraced
 
 
 INSIDE = """

@@ -21,6 +21,7 @@ from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.ray.inside import entry
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.reasons import is_pending
+from stepprof.untraced import Reference
 
 TREE_ABOVE = 64
 """With more actors than this, one agent per node reaches them: the calls of one process are sent
@@ -50,7 +51,7 @@ async def call(handle: Any, name: str, act: Any, *arguments: object, owes_stop: 
     """
     ray = library()
     try:
-        return await asyncio.wrap_future(handle.__ray_call__.remote(act, *arguments).future())
+        return await asyncio.wrap_future(handle.__ray_call__.remote(Reference(act), *arguments).future())
     except asyncio.CancelledError:
         raise
     except ours(Exception) as error:  # any exception becomes a health and a message

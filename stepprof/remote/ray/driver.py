@@ -37,6 +37,7 @@ from stepprof.run.layout import step_folder
 from stepprof.run.manifest_writer import describe_error
 from stepprof.run.names import process_name, safe_name
 from stepprof.run.schema import WindowEntry
+from stepprof.untraced import Reference
 
 if TYPE_CHECKING:
     from stepprof.recording.session import Session
@@ -173,7 +174,9 @@ class ActorDriver(EngineDriver):
     ) -> concurrent.futures.Future[Answer]:
         """Send an announcement on the calling thread."""
         calls.library()
-        sent = self._handle.__ray_call__.remote(inside.serve, self._token, "announce", number, windows)
+        sent = self._handle.__ray_call__.remote(
+            Reference(inside.serve), self._token, "announce", number, windows
+        )
         answer: concurrent.futures.Future[Answer] = sent.future()
         return answer
 

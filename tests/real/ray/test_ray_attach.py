@@ -518,3 +518,33 @@ def test_a_driver_whose_working_directory_is_temporary(run_script, plugin, clust
     assert "runtime_resources" in here
     assert run == str(tmp_path / "stepprof-runs" / "job")
     assert (tmp_path / "stepprof-runs" / "job" / "run.json").exists()
+
+
+def test_an_actor_that_profiles_itself_with_stacks(ray_here, make, tmp_path) -> None:
+    """An actor that is attached and recorded inside its own torch profile gets this profile, as without stepprof."""
+
+    class Profiled:
+        def begin(self):
+            from torch.profiler import profile
+
+            self.profile = profile(with_stack=True).__enter__()
+
+        def end(self):
+            import torch
+
+            torch.ones(4) + 1
+            self.profile.__exit__(None, None, None)
+            return sum(event.name == "aten::ones" for event in self.profile.events())
+
+    handle = make(Profiled)
+    ray_here.get(handle.begin.remote())
+    session = stepprof.init({"output_dir": str(tmp_path), "steps": "2", "ranks": "all", "backend": "null"})
+    stepprof.attach(handle, role="actor", kind="rank", rank=0)
+    with stepprof.profile_step(2, role="actor"):
+        pass
+    assert ray_here.get(handle.end.remote()) == 1
+    stepprof.shutdown(20)
+    found = [
+        window for each in fragments(session.path / "step-000002").values() for window in each["windows"]
+    ]
+    assert (0, "complete") in [(window["rank"], window["status"]) for window in found]
