@@ -143,8 +143,9 @@ def test_an_interrupt_at_any_point_is_survived(tmp_path, kind, more) -> None:
         calls.append(call)
         steps += [step + 2, step + 4]
     began = time.monotonic()
-    stepprof.shutdown(10)
-    assert time.monotonic() - began < 5
+    # the end of a thousand windows takes seconds on a busy machine; an end that waits takes all of these
+    stepprof.shutdown(100)
+    assert time.monotonic() - began < 50
     assert stepprof.state().status == "idle"
     assert {
         "session.py:enter",
