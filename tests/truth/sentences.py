@@ -440,7 +440,7 @@ LATE = 0.0006
 
 
 @_reads(
-    rf"(?P<who>.+?) spent (?P<seconds>{TIME}) in {PLACE}(?:, collectives not counted)?(?:, which [^`]+ ha(?:s|ve))?, and no other rank did"
+    rf"(?P<who>.+?) spent (?P<seconds>{TIME}) in {PLACE}(?:, which [^`]+ ha(?:s|ve))?(?:, collectives not counted)?, and no other rank did"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     who = key_of(match["who"])

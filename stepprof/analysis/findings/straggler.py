@@ -60,6 +60,8 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             continue
         without = {part.process: share_of(part.when, excess / part.when.total)}
         also: list[str] = []
+        waited = _waited(ledger, part)
+        maybe = None if waited else _may_have_waited(ledger.facts, part)
         gain = ledger.facts.graph.gain(without)
         if gain is None or gain < ledger.least * 1e9:
             also = [label for label, time in others.items() if time - median(times) >= excess / 2]
@@ -68,7 +70,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                 when = _stretches(ledger.facts, each)
                 without[label] = share_of(when, (others[label] - median(times)) / max(when.total, 1))
             rest = others.keys() - {*also}
-            even = gain is None and _takes_as_long(ledger, own, part.process, key, rest)
+            even = gain is None and not maybe and _takes_as_long(ledger, own, part.process, key, rest)
             if (gain is not None and not also) or even or _saves_nothing(ledger, without):
                 continue  # another rank takes as long by other work
         own_seconds, middle = mine / 1e9, median(times) / 1e9
@@ -80,15 +82,13 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         steps = elsewhere.text
         if elsewhere.often and not (more or alone or idle):
             steps += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
-        waited = _waited(ledger, part)
-        maybe = None if waited else _may_have_waited(ledger.facts, part)
         calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
         apart = ", collectives not counted" if any(map(len, calls)) else ""
         having = None
         if not others:
             having = having_of(ledger.facts, part, part.name) if part.name else None
             lack = having.phrase() if having else ""
-            text = f"{part.process} spent {{seconds}} in {inside(part)}{apart}{lack}, and no other rank did"
+            text = f"{part.process} spent {{seconds}} in {inside(part)}{lack}{apart}, and no other rank did"
         else:
             than = "the median of the others" if len(others) > 1 else next(iter(others))
             text = (
@@ -126,11 +126,14 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
 def _takes_as_long(
     ledger: Ledger, own: Mapping[str, Mapping[Key, int]], process: str, place: Key, others: Iterable[str]
 ) -> bool:
-    """Return whether one of some ranks works as long as a process in a place and the regions that both have."""
+    """Return whether one of some ranks works as long as a process in a place and the regions that both have in its role.
+
+    Ranks may meet where a role ends.
+    """
     mine = own[process]
     for label in others:
         theirs = own[label]
-        both = [key for key in mine.keys() & theirs.keys() if key[1] or key == place]
+        both = [key for key in mine.keys() & theirs.keys() if key[0] == place[0] and (key[1] or key == place)]
         if sum(mine[key] - theirs[key] for key in both) < ledger.least * 1e9:
             return True
     return False

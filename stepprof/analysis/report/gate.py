@@ -11,11 +11,12 @@ Of steps that torch's profiler marked in a trace, each lasts from its mark to th
 Two steps of one run are compared with each other, by their windows; their noise is that of single steps.
 
 Runs are not judged if a process has spans of a step in one of them alone, or if ranks have none in both. Their windows are
-not judged if one of them alone has windows of a role: the other one may have done that work outside of windows.
+not judged if one of them alone has windows of a role in half of the steps or more: the other one may have done that work outside of windows.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from math import hypot
 from statistics import median
@@ -72,9 +73,9 @@ def gate_runs(a: RunSteps, b: RunSteps, limit: float) -> Gate:
     of = "steps that were not recorded"
     from_windows = f"{len(both)} {of}, from the first window to the last"
     windows = _judged_medians(a.windows, b.windows, both, limit, from_windows)
-    alone = _alone(*(set[str | None]().union(*map(run.roles, both)) for run in (a, b)))
+    alone = _alone(*(_usual_roles(run, both) for run in (a, b)))
     if alone is not None:
-        windows = _unknown(f"run {alone}", limit)
+        windows = _unknown(f"run {alone} in half of the steps or more", limit)
     if len(whole) < FEWEST_JUDGED:
         return _by_windows(windows, [[run.lengths[visit] for visit in whole] for run in (a, b)])
     begins = _judged_medians(a.lengths, b.lengths, whole, limit, f"{len(whole)} {of}, from begin to begin")
@@ -139,6 +140,12 @@ def gate_steps(run: RunSteps, a: Visit | None, b: Visit | None, limit: float) ->
         "the time until the next step does not count"
     )
     return _judged((run.windows[a], run.windows[b]), (noise, noise), limit, basis)
+
+
+def _usual_roles(run: RunSteps, visits: Sequence[Visit]) -> set[str | None]:
+    """Return the roles that have windows in at least half of some steps: others cannot change the median."""
+    count = Counter(role for visit in visits for role in run.roles(visit))
+    return {role for role, times in count.items() if 2 * times >= len(visits)}
 
 
 def _alone(a: Set[str | None], b: Set[str | None]) -> str | None:

@@ -301,6 +301,31 @@ class TestGain:
         )
         assert stragglers(made) == []
 
+    @pytest.mark.parametrize("others", [[], [(1000, 1000)]])
+    def test_ranks_that_are_slow_in_turns_and_may_have_met_between(self, others):
+        """If the ranks met after the first backward, each delay costs its time. So both are stated, without a gain."""
+        made = combine(
+            [
+                digest(
+                    spans(
+                        rank,
+                        ("window", "actor", 0, 4000, "actor"),
+                        ("region", "forward_1", 0, first, "actor"),
+                        ("region", "backward_1", first, 2000 - first, "actor"),
+                        ("region", "forward_2", 2000, second, "actor"),
+                        ("region", "backward_2", 2000 + second, 2000 - second, "actor"),
+                    )
+                )
+                for rank, (first, second) in enumerate([(1000, 1500), (1500, 1000), *others])
+            ],
+            step=2,
+            run_id="r",
+        )
+        assert stragglers(made) == [
+            ("actor rank 1", "forward_1", 0.5, None),
+            ("actor rank 0", "forward_2", 0.5, None),
+        ]
+
     def test_opposite_differences_around_a_collective_are_each_worth_it(self):
         """The ranks meet between `f` and `g`."""
         first = synchronised([("f", 1000)], [("f", 1500)])

@@ -158,12 +158,21 @@ class TestTwoRuns:
             before.parts["rollout", None] = dict.fromkeys(before.windows, 0.5)
             found = gate_runs(before, now, LIMIT)
             assert found.verdict == verdict
-        assert found.text == "cannot be judged: run A alone has windows of rollout"
+        assert (
+            found.text == "cannot be judged: run A alone has windows of rollout in half of the steps or more"
+        )
         few = [run_of([each] * 5) for each in (1.0, 0.5)]
         few[0].parts["rollout", None] = dict.fromkeys(few[0].windows, 0.5)
         assert gate_runs(*few, LIMIT).text.startswith(
-            "cannot be judged: run A alone has windows of rollout; "
+            "cannot be judged: run A alone has windows of rollout in half of the steps or more; "
         )
+
+    def test_a_role_of_few_steps_changes_no_median(self):
+        """B has an evaluation in one of 20 steps."""
+        for length, verdict in ((1.0, "none"), (1.5, "regression")):
+            before, now = run_of([1.0] * 20, pause=3.0), run_of([length] * 20, pause=3.0)
+            now.parts["eval", None] = {sorted(now.windows)[8]: 0.05}
+            assert gate_runs(before, now, LIMIT).verdict == verdict
 
     def test_only_steps_of_both_runs_are_compared(self):
         """The steps of A become longer with time, and B ended early: its steps are as long as those of A."""
