@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
-    from types import FrameType
 
     from stepprof.instrument.span_recorder import Recorder
 
@@ -33,8 +32,8 @@ class OpenWindow(Protocol):
     def bracket(self) -> WindowEngines | None:
         """Return the engines that follow this window; None if there are none."""
 
-    def begin(self, now_ns: int, caller: FrameType) -> None:
-        """Note that its body begins, on this thread. ``caller`` has called the enter."""
+    def begin(self, now_ns: int) -> None:
+        """Note that its body begins, on this thread."""
 
     def end(self, now_ns: int, *, moved: bool = False) -> None:
         """Note that its body has ended; ``moved``: perhaps on another thread than it began."""

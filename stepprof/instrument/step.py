@@ -102,7 +102,7 @@ class StepWindow(Scope):
             set_scope(self)
             self._start = start = perf_counter_ns()
             if after:
-                after.begin(start, sys._getframe(1))
+                after.begin(start)
             return self
         except BaseException as interrupt:  # a window whose enter raises has no exit
             self._start = 0
@@ -222,14 +222,12 @@ class StepWindow(Scope):
         """Exit the window. ``error`` is the body's exception, for the manifest. A second stop, or
         one without a start, is refused."""
         session = _session()
-        if session is not None and not self._start:
-            session.refusals.refuse("stop", "this window is not open")
-            return
-        self.__exit__(None if error is None else type(error), error, None)
-        if (
-            session is not None
-        ):  # after the exit: an interrupt at its first instruction leaves the window open
+        if session is not None:
+            if not self._start:
+                session.refusals.refuse("stop", "this window is not open")
+                return
             session.refusals.started.forget(self)
+        self.__exit__(None if error is None else type(error), error, None)
 
     async def astart(self) -> StepWindow:
         """Enter as `start` does, in a coroutine: wait for engines, and for another thread's stop,

@@ -1,6 +1,4 @@
-"""Find the windows that no code will close any more.
-
-Remember those that `start` opened and no `stop` has closed yet, and find those whose task or cell has ended.
+"""Remember the windows that `start` opened and no `stop` has closed yet, and find those whose task or cell has ended.
 
 A window belongs to the task that opened it, or to its thread. In a notebook it also belongs to its cell: a cell
 that fails leaves its windows open, and the next cell is another task.
@@ -12,14 +10,11 @@ import asyncio
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from stepprof.instrument.context import open_windows
-from stepprof.instrument.span_recorder import Recorder
-from stepprof.recording.window_handle import LeftOpen, Ticket
+from stepprof.recording.window_handle import LeftOpen
 
 _Key = tuple[int, "str | None"]
 
@@ -156,16 +151,6 @@ class StartedWindows:
                 )
                 found.append((opened.window, LeftOpen(f"the window was left open, and {by}")))
         return found
-
-
-def windows_without_exit(recorder: Recorder) -> Iterator[tuple[Any, LeftOpen]]:
-    """Yield the windows whose ``with`` blocks this thread has left without their exits, the innermost first, each with the error that closes it."""
-    for window in open_windows():
-        ticket: Any = getattr(window, "_after", None)
-        if not isinstance(ticket, Ticket) or ticket.block is None or window._thread != recorder.thread.id:
-            continue
-        if window._task == recorder.task_id() and ticket.block.was_left():
-            yield window, LeftOpen("an exception arrived before the first instruction of the window's exit")
 
 
 def _current_task() -> asyncio.Task[Any] | None:

@@ -31,7 +31,6 @@ from stepprof.recording.control.live_status import Live
 from stepprof.recording.engine_ports import EngineHost, EngineRegistry, Join, WindowEngines, waiting
 from stepprof.recording.evidence.collector import Evidence
 from stepprof.recording.export.executor import Exporter
-from stepprof.recording.left_open import windows_without_exit
 from stepprof.recording.leftover_files import remove_leftovers
 from stepprof.recording.local_target import LocalTarget
 from stepprof.recording.misuse import Refusals
@@ -229,12 +228,10 @@ class Session:
         return ticket
 
     def _close_left_open(self) -> None:
-        """Close the windows that no code will close any more: they would hold the captures of later steps."""
+        """Close the windows whose task or notebook cell has failed: they would hold the captures of later steps."""
         for window, reason in self.refusals.started.of_failed_owners():
             if window._after and self.recorder.running_loop() is not None:
                 window._after.awaits_engines = True  # the event loop must not be blocked
-            window.stop(reason)
-        for window, reason in windows_without_exit(self.recorder):
             window.stop(reason)
 
     def _announced(self, step: int, role: str | None) -> Policy | None:
@@ -289,7 +286,6 @@ class Session:
     def abandon(self, ticket: Ticket, interrupt: BaseException) -> None:
         """Close a window whose entry or exit was interrupted, because nothing else will."""
         self.background.post(self.local.capturer.exports.submit_all)
-        ticket.block = None
         if ticket.closed:
             return
         self.local.abandon(ticket, interrupt)
@@ -349,7 +345,6 @@ class Session:
         for the engines, unless a coroutine does.
         """
         bracket = ticket.bracket
-        ticket.block = None
         try:
             with bound(ticket.window.fields):
                 try:

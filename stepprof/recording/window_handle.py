@@ -11,15 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from stepprof.errors import StateError
-from stepprof.recording.with_block import WithBlock
 from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import Fragment, describe_error, window_entry
 from stepprof.run.reasons import ReasonCode
 from stepprof.run.schema import WindowEntry
 
 if TYPE_CHECKING:
-    from types import FrameType
-
     from stepprof.config.config import Policy
     from stepprof.recording.engine_ports import WindowEngines
     from stepprof.run.manifest_writer import Origin
@@ -60,13 +57,10 @@ class Ticket:
     """The engines that follow the window."""
     awaits_engines: bool = False
     """Whether a coroutine exits the window and awaits the stops itself."""
-    block: WithBlock | None = None
-    """The ``with`` statement that entered the window."""
 
-    def begin(self, now_ns: int, caller: FrameType) -> None:
-        """Note that the body begins, on this thread. ``caller`` has called the enter."""
+    def begin(self, now_ns: int) -> None:
+        """Note that the body begins, on this thread."""
         self.timing.begin(now_ns)
-        self.block = WithBlock.entered_by(caller)
 
     def end(self, now_ns: int, *, moved: bool = False) -> None:
         """Note that the body, or before it the capture, has ended. ``moved``: the calling thread

@@ -71,7 +71,6 @@ TESTED_THROUGH = {
     "recording/control/test_request_inbox.py": "host/own_files",
     "recording/post_step/test_leader.py": "recording/post_step/hook",
     "recording/post_step/test_post_step.py": "doctor/upload host/subprocesses recording/post_step/upload/child recording/post_step/upload/program recording/post_step/upload/uploads",
-    "recording/test_left_open.py": "recording/with_block",
     "recording/test_leftover_files.py": "host/atomic_files",
     "recording/test_local_target.py": "backends/null recording/backend_pool recording/capture recording/capture_controller recording/export/tracker",
     "recording/test_otel.py": "config/options/otel",

@@ -24,8 +24,10 @@ from stepprof import profile_step, region
 from stepprof.run.manifest import read_step
 
 HERE = str(Path(stepprof.__file__).parent)
+NOTHING_RAN_YET = "step.py:__exit__"
+"""No interrupt is raised at the call of this function, because a `with` block in Python could not see it."""
 DROPPED = ("<genexpr>", "garbage.py:collected")
-"""No interrupt is raised in these and in what they call, where Python drops exceptions: in a callback of the garbage collector, and in a generator that it ends."""
+"""Nor in these and in what they call, where Python drops exceptions: in a callback of the garbage collector, and in a generator that it ends."""
 
 
 class Interrupt(BaseException):
@@ -60,7 +62,7 @@ def interrupt(act, tried: set[Call], kind: type[BaseException] = Interrupt) -> C
     def look(frame, event, argument) -> None:
         nonlocal raised
         here = place(frame.f_code)
-        if raised or event != "call" or here is None:
+        if raised or event != "call" or here is None or here == NOTHING_RAN_YET:
             return
         caller = frame
         while caller is not None:
