@@ -78,6 +78,19 @@ def not_a_trace(path: Path) -> What | None:
     return None if damaged else what
 
 
+def may_be_damaged(path: Path) -> bool:
+    """Return whether a file that cannot be read as a trace may be a damaged one, and is no other JSON.
+
+    Of an object of which only the start is looked at, that start must show events.
+    """
+    try:
+        start = _start(path)
+    except (OSError, zlib.error):
+        return True
+    is_long = len(start) == _LOOKED_AT and start.lstrip()[:1] == b"{"
+    return not_a_trace(path) is None and (not is_long or _SIGN.search(start) is not None)
+
+
 def not_for_perfetto(path: Path) -> What | None:
     """Return what a file is that Perfetto cannot show; None: it may show it, as it shows many formats."""
     what = _what(path)

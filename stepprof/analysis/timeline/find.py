@@ -34,7 +34,7 @@ from stepprof.analysis.timeline.source_selection import of_ranks, of_roles
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formats.npu_folder import is_database
-from stepprof.formats.recognise import is_trace_name, not_a_trace
+from stepprof.formats.recognise import is_trace_name, may_be_damaged
 from stepprof.host.plain_files import readable, resolved
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
@@ -48,6 +48,7 @@ __all__ = ["Elsewhere", "Found", "Gathered", "Input", "find", "gather"]
 
 
 _MOST_NAMED = 3
+_NUMBER = re.compile(r"\d+")
 _SUFFIXES = re.compile(r"(?:\.pt)?(?:\.trace)?\.(?:json(?:\.gz)?|db)$")
 
 
@@ -350,6 +351,7 @@ def _from_files(found: Found, path: Path) -> None:
     single = path.is_file()
     files = [path] if single else sorted(file for file in path.rglob("*") if file.is_file())
     passed: list[str] = []
+    headed: list[tuple[Path, Origin, bool]] = []
     for file in files:
         if not single and not _may_be_trace(file):
             continue
@@ -357,8 +359,11 @@ def _from_files(found: Found, path: Path) -> None:
             continue
         shown = readable(file.name if single else file.relative_to(path).as_posix())
         origin, problems = origin_of_file(file, shown)
-        if problems and not single and not _is_named_trace(file):
-            passed.append(shown)
+        headed.append((file, origin, bool(problems) and not single))
+    alike = {_NUMBER.sub("0", file.name) for file, _, is_doubtful in headed if not is_doubtful}
+    for file, origin, is_doubtful in headed:
+        if is_doubtful and not _is_damaged_trace(file, alike):
+            passed.append(origin.path)
             continue
         found.inputs.append(Input(origin, (str(resolved(file)),), file.stat().st_size))
     if passed:
@@ -367,11 +372,14 @@ def _from_files(found: Found, path: Path) -> None:
         found.findings.append((str(path), f"JSON files that are not traces ignored: {names}{more}"))
 
 
-def _is_named_trace(file: Path) -> bool:
-    """Return whether a damaged file in a folder is a trace, by its name."""
+def _is_damaged_trace(file: Path, names: Collection[str]) -> bool:
+    """Return whether a file in a folder, without a sound head, is a trace: by its name, or as a rank's file that is named like
+    the traces, whose names with every number as 0 are given.
+    """
     if "trace" in file.name.lower():
         return True
-    return worker_of(file.name) is not None and not_a_trace(file) is None
+    is_alike = worker_of(file.name) is not None and _NUMBER.sub("0", file.name) in names
+    return is_alike and may_be_damaged(file)
 
 
 def _from_timeline(found: Found, file: Path) -> bool:

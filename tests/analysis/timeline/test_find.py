@@ -207,17 +207,39 @@ class TestRuns:
         (tmp_path / "one.json.gz").symlink_to(file)
         assert len(find([file, tmp_path / "one.json.gz"], output_dir=tmp_path).inputs) == 1
 
-    def test_an_empty_file_of_a_rank(self, tmp_path):
-        """Its name states that it is a trace: it is read as a damaged one. A configuration is not."""
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"",
+            b'{"cut',
+            b"\0" * 99,
+            b"\x1f\x8b\x08" + b"\xff" * 99,
+            b'{"schemaVersion": 1, "deviceProperties": [], "a": "' + b"a" * 100_000,
+        ],
+        ids=["empty", "cut", "zeros", "gzip", "long"],
+    )
+    def test_a_damaged_file_of_a_rank(self, tmp_path, content):
+        """It is read as a damaged trace, because its name has the form of a trace's. An empty configuration is not."""
         (tmp_path / "rank0.json").write_text('{"traceEvents": []}')
-        (tmp_path / "rank1.json").write_bytes(b"")
-        (tmp_path / "rank1_settings.json").write_text('{"rank": 1}')
+        (tmp_path / "rank1.json").write_bytes(content)
+        (tmp_path / "rank1_settings.json").write_bytes(b"")
         found = find([tmp_path], output_dir=tmp_path)
         assert [each.origin.path for each in found.inputs] == ["rank0.json", "rank1.json"]
         assert found.findings[0] == (
             str(tmp_path),
             "JSON files that are not traces ignored: rank1_settings.json",
         )
+
+    @pytest.mark.parametrize("name", ["rank1_metrics.json", "metrics/rank1.json"])
+    @pytest.mark.parametrize("values", [9, 50_000])
+    def test_intact_json_of_a_rank(self, tmp_path, name, values):
+        """It is no damaged trace, however long it is and whatever its name."""
+        (tmp_path / "metrics").mkdir()
+        (tmp_path / "rank0.json").write_text('{"traceEvents": []}')
+        (tmp_path / name).write_text(json.dumps({"loss": [0.5] * values}))
+        found = find([tmp_path], output_dir=tmp_path)
+        assert [each.origin.path for each in found.inputs] == ["rank0.json"]
+        assert (str(tmp_path), f"JSON files that are not traces ignored: {name}") in found.findings
 
     def test_two_runs_are_refused(self, tmp_path):
         for name in ("r", "s"):
