@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.signs import IDLE
+from stepprof.analysis.findings.signs import IDLE, SLEEPS
 from stepprof.analysis.findings.wording import doing, inside
 from stepprof.analysis.report.intervals import Intervals
 
@@ -15,6 +15,8 @@ POLLS = "wait for the result itself (a future, a queue) instead of polling for i
 RECEIVES = "it waits for the result itself: see what the awaited process does after its last recorded work, such as sending the result; a region in it shows its time"
 RESULT = re.compile(r"(?i)wait|acquire|join|\.get\b|result|recv")
 """Calls that return when the result is there."""
+LEAST_SLEPT = 0.1
+"""Share of the time that a loop that asks again and again sleeps."""
 
 
 def poll(ledger: Ledger) -> None:
@@ -35,7 +37,8 @@ def poll(ledger: Ledger) -> None:
 def _claim(ledger: Ledger, part: Part, when: Intervals, what: str, *, in_all: bool = False) -> None:
     after = Part(part.process, part.role, part.region, when)
     seen, advice = doing(ledger.facts, after), POLLS
-    if ledger.facts.signs[part.process].show(after.whole, RESULT):
+    signs = ledger.facts.signs[part.process]
+    if signs.share(after.whole, RESULT) >= 0.5 and signs.share(after.whole, SLEEPS) < LEAST_SLEPT:
         advice = RECEIVES
     ledger.claim(
         part,

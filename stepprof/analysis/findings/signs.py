@@ -280,10 +280,10 @@ class Signs:
             ),
         )
 
-    def show(self, when: Intervals, calls: re.Pattern[str]) -> bool:
-        """Return whether calls of some names have at least half of some intervals."""
+    def share(self, when: Intervals, calls: re.Pattern[str]) -> float:
+        """Return the share of some intervals that calls of some names have."""
         shown = sum(end - start for stack, start, end in self.shown(when) if stack.shows(calls))
-        return 2 * shown >= when.total > 0
+        return shown / max(when.total, 1)
 
     def are_idle(self, when: Intervals) -> bool:
         """Return whether the thread waited for at least half of some intervals, by the labels and its CPU time, and whether they are long enough to tell."""

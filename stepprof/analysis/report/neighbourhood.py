@@ -301,7 +301,7 @@ def _sentence(
     others = f"the {whole.steps} other steps{kind} that were not recorded took {spread}"
     verdict = "typical" if whole.typical else _unusual(this, whole.median, alike)
     if whole.typical is None:
-        verdict = "whether that is usual is not known: the profiler held the processes of the step up for different times"
+        verdict = "whether that is usual is not known: the profiler held the processes of the step up at different times, or for different lengths of time"
     return f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}"
 
 

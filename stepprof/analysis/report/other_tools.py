@@ -76,7 +76,7 @@ def _longest(report: Report) -> str | None:
         longest = sorted(worth, key=lambda each: -each[0])[:MOST_OPERATORS]
         if longest:
             listed = ", ".join(f"{quoted(name)} {seconds(time)}" for time, name in longest)
-            of_all = f", median of {len(report.processes)} processes" if len(report.processes) > 1 else ""
+            of_all = ", median of the processes that have them" if len(report.processes) > 1 else ""
             return f"the longest {what}{f' {UNNAMED}' if report.tree else ''}{of_all}: {listed}"
     return None
 

@@ -799,7 +799,7 @@ class Usual(msgspec.Struct, frozen=True):
     steps: int
     """The number of other steps that have the role or the region."""
     typical: bool | None
-    """Whether this step is near the median of the others, as these vary. None: the profiler held the processes of the step up for different times, which may explain the difference."""
+    """Whether this step is near the median of the others, as these vary. None: the profiler held the processes of the step up at different times, or for different lengths of time, which may explain the difference."""
     region: str | None = None
     """An outermost region, where no role divides the step; None: the whole step, or a role."""
 

@@ -34,6 +34,14 @@ class TestPoll:
         (poll,) = [each for each in made.findings if each.topic == "poll"]
         assert poll.advice == advice
 
+    def test_a_driver_that_asks_and_sleeps_polls(self):
+        """Most of the time is in `requests.get`, and the loop sleeps in between."""
+        turns = [(at, 600, "requests.get", 0.0) for at in range(0, 5000, 1000)]
+        pauses = [(at + 600, 400, "time.sleep", 0.0) for at in range(0, 5000, 1000)]
+        made = report(*led(), evidence=[stacks("driver", *sorted([*turns, *pauses]))])
+        (poll,) = [each for each in made.findings if each.topic == "poll"]
+        assert poll.advice == POLLS
+
     def test_a_driver_that_computes_on_the_cpu_waits_for_nothing(self):
         made = report(
             *led(), evidence=[stacks("driver", (0, 3000, "ray.get", 0.0), (3000, 2000, "np.percentile", 1.0))]
