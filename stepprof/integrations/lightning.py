@@ -94,6 +94,10 @@ class _FabricEvents:
         self._counted: int | None = None
         """The identity of the optimizer whose step torch has just reported."""
 
+    def __reduce__(self) -> tuple[type[_FabricEvents], tuple[()]]:
+        """Pickle it as new: Fabric pickles its callbacks for each rank that it spawns, which counts its own steps."""
+        return _FabricEvents, ()
+
     def on_before_backward(self) -> None:
         """Open the window of the first step, whose beginning Fabric does not report."""
         if not self._loop.is_claimed_elsewhere:

@@ -128,6 +128,21 @@ for _ in range(4):
     optimizer.zero_grad()
 torch.testing.assert_close(model.weight.detach(), before - 4 * 0.1 * 2)
 """
+FABRIC_RANKS = """
+import torch
+from lightning.fabric import Fabric
+
+def train(fabric):
+    model = torch.nn.Linear(4, 1)
+    model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    for _ in range(4):
+        fabric.backward(model(torch.ones(1, 4)).sum())
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    Fabric(accelerator="cpu", devices=2, strategy="ddp_spawn").launch(train)
+"""
 FABRIC_GAN = """
 import sys
 import torch
@@ -290,6 +305,13 @@ class TestFabric:
         job(FABRIC, **SWITCHED)
         assert windows(tmp_path) == [("step", "complete")]
         assert {"backward", "optimizer_step"} <= regions(tmp_path)
+
+    def test_ranks_that_it_spawns(self, job, tmp_path) -> None:
+        """Fabric pickles itself for each rank. Both record into one run."""
+        job(FABRIC_RANKS, **SWITCHED, STEPPROF_RANKS="all")
+        [run] = [each for each in list_runs(tmp_path / "runs") if steps(each)]
+        found = [(each["rank"], each["status"]) for each in read_step(run, 2)["windows"]]
+        assert sorted(found) == [(0, "complete"), (1, "complete")]
 
 
 class TestAccelerate:
