@@ -18,6 +18,7 @@ from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.lifecycle import open_session
 from stepprof.recording.session import current_session
+from stepprof.untraced import untraced
 
 if TYPE_CHECKING:
     from stepprof.integrations.adapter import Adapter
@@ -50,7 +51,7 @@ def ensure_session(name: str, config: Any = None, process: str | None = None) ->
         try:
             if config is None:
                 own_profiler.refuse(name)
-            open_session(load(config), name=process)
+            untraced(lambda: open_session(load(config), name=process))
         except ours(StepprofError, OSError) as error:
             if _first("not started", name):
                 logger.warning("adapter.not_started", name=name, reason=str(error))

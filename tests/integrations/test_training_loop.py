@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from fake_framework import write
 
+import stepprof
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs, steps
 
@@ -50,6 +53,24 @@ class TestSession:
         ).check()
         (run,) = list_runs(tmp_path / "mine")
         assert steps(run) == [7]
+
+    def test_a_profile_of_the_job_runs(self, run_script, tmp_path) -> None:
+        """The session begins at the first step. If it is inside a torch profile of the job, no module is loaded on a thread that the profile traces."""
+        done = run_script(
+            JOB + "import sys, threading, types\n"
+            "torch = sys.modules['torch.autograd.profiler'] = types.ModuleType('torch.autograd.profiler')\n"
+            "torch._is_profiler_enabled = True\n"
+            "def watch(event, details):\n"
+            "    if event == 'exec' and threading.current_thread() is threading.main_thread():\n"
+            "        print(details[0].co_filename)\n"
+            "sys.addaudithook(watch)\n"
+            "framework.Trainer().fit()\n",
+            env=ENV,
+        ).check()
+        package = f"{Path(stepprof.__file__).parent}/"
+        assert [line for line in done.stdout.splitlines() if line.startswith(package)] == []
+        (run,) = list_runs(tmp_path / "runs")
+        assert steps(run) == [2]
 
     def test_switched_off_nothing_is_patched(self, run_script, tmp_path) -> None:
         """With STEPPROF=0 nothing is patched and nothing is recorded."""

@@ -25,6 +25,7 @@ from stepprof.recording.window_handle import LeftOpen, Ticket
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.ray.inside.messages import Key, key_of
 from stepprof.run.requests import Request
+from stepprof.untraced import untraced
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
@@ -196,12 +197,14 @@ class Follower:
                 config["output_dir"] = str(run.parent)
                 rank, is_final = (attachment.rank, True) if self._spans else _rank(attachment)
                 try:
-                    session = open_session(
-                        load(spans_only(config) if self._spans else config),
-                        rank=rank,
-                        world_size=attachment.world_size or _distributed()[1],
-                        run_id=attachment.run_id,
-                        name=attachment.name,
+                    session = untraced(
+                        lambda: open_session(
+                            load(spans_only(config) if self._spans else config),
+                            rank=rank,
+                            world_size=attachment.world_size or _distributed()[1],
+                            run_id=attachment.run_id,
+                            name=attachment.name,
+                        )
                     )
                 except StepprofError as error:
                     raise EngineFailure(f"no session in the actor: {error}", "unconfigured") from None
