@@ -231,10 +231,8 @@ class Exporter:
             return
         try:
             self._watch()
-        except (
-            OSError,
-            RuntimeError,
-        ) as error:  # no pipe or no thread: without a watcher the end of the child would be missed
+        except ours(OSError, RuntimeError) as error:
+            # no pipe or no thread: without a watcher the end of the child would be missed
             self._run_in_place(job, error)
             return
         with self._lock:

@@ -19,6 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import FrameType
 
 import pytest
 from pytest_mock import MockerFixture
@@ -312,6 +313,26 @@ class TestBadEnds:
         assert exporter.wait(30)
         assert [result.artifacts for result in results] == [(artifact(),)] * 3
         assert sum("exported in a thread" in str(result.note) for result in results) == 1
+
+    def test_a_time_out_of_the_job_before_the_fork(self) -> None:
+        """A time-out of the job reaches it, although it is an OSError. The export does not run on the job's thread."""
+
+        def look(frame: FrameType, event: str, argument: object) -> None:
+            if event == "call" and frame.f_code is Exporter._watch.__code__:
+                sys.settrace(None)
+                raise TimeoutError
+
+        results: list[ExportResult] = []
+        before = sys.gettrace()
+        sys.settrace(look)
+        try:
+            with pytest.raises(TimeoutError):
+                Exporter().submit("x", lambda: (artifact(),), "fork", results.append)
+        finally:
+            sys.settrace(before)
+        assert [(result.artifacts, result.error) for result in results] == [
+            ((), "interrupted by TimeoutError")
+        ]
 
     def test_an_interrupt_at_the_fork(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """An interrupt during the fork reaches the program. Its job fails, and the next job still runs."""
