@@ -58,6 +58,9 @@ class Deferred:
                     self._open_session()
                 except ours(StepprofError, OSError) as error:  # `init` raised it in the parent, or could not
                     logger.warning("init.failed_late", reason=str(error))
+                session = cell.session
+                if session is not None:  # its first window was noted here before it was entered
+                    session.refusals.started = self.refusals.started
             return cell.session
 
     def enter(

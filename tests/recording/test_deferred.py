@@ -50,6 +50,21 @@ if __name__ == "__main__":
     sys.exit(sum(each.exitcode for each in ranks))
 """
 
+LEFT_OPEN = """
+import multiprocessing
+import stepprof
+stepprof.init({"steps": "2-3", "backend": "null", "output_dir": "runs"}, run_id="left-open")
+
+def train():
+    stepprof.profile_step(2).start()
+    stepprof.profile_step(3).start().stop()
+
+if __name__ == "__main__":
+    rank = multiprocessing.get_context("spawn").Process(target=train)
+    rank.start()
+    rank.join()
+"""
+
 
 def ran(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "job.py").write_text(script)
@@ -94,3 +109,13 @@ class TestChildren:
         ]
         spans = [(line["name"], line["step"]) for line in lines if line.get("kind") in ("window", "region")]
         assert sorted(spans) == sorted([("step", 1), ("forward", 1), ("step", 2)] * 2)
+
+
+def test_the_first_window_is_left_open(tmp_path: Path) -> None:
+    """The next `start` closes the window that has started the session, as it closes any other one."""
+    ran(tmp_path, LEFT_OPEN)
+    found = {
+        path.parts[-3]: json.loads(path.read_text())["windows"][0]["status"]
+        for path in (tmp_path / "runs").glob("*/step-*/manifest/*.json")
+    }
+    assert found == {"step-000002": "partial", "step-000003": "complete"}
