@@ -57,7 +57,7 @@ TESTED_THROUGH = {
     "instrument/test_region.py": "instrument/span_recorder",
     "instrument/test_step.py": "instrument/state",
     "integrations/test_autoload.py": "integrations/bootstrap/sitecustomize",
-    "real/integrations/test_lightning.py": "integrations/accelerate integrations/lightning",
+    "real/integrations/test_lightning.py": "integrations/accelerate",
     "real/integrations/test_trl.py": "integrations/transformers integrations/trl",
     "real/npu/test_npu_analysing.py": "cli/commands/analyse",
     "real/npu/test_npu_recording.py": "backends/npu/api backends/npu/backend backends/npu/ranges backends/npu/session",
