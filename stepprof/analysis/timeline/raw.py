@@ -308,7 +308,8 @@ class TraceStream:
             yield saved.events
             self._damaged += saved.damaged
             self._repaired += saved.repaired
-            if end is None:
+            is_complete = not saved.last_damaged and text.rstrip(b", \r\n\t").endswith(b"}")
+            if end is None and (self._is_table or not is_complete):  # a bare array may lack its bracket
                 self.whole = False
                 self._damaged -= saved.last_damaged
                 self.findings.append(
