@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from stepprof.analysis.timeline.ray_workers import Cluster
 
 _NEEDED = ("numpy", "msgspec", "rich", "isal")
+SHORT = ("cut", "damaged", "unreadable")
+"""Statuses of a capture whose file was not read to its end."""
 
 
 def add_sources(parser: argparse.ArgumentParser) -> None:
@@ -112,6 +114,15 @@ def warn_unread(sources: Sequence[str], what: str) -> int:
             file=sys.stderr,
         )
     return 1 if sources else 0
+
+
+def warn_incomplete(empty: Sequence[str], cut: Sequence[str], what: str) -> int:
+    """Print which files have no event in the output, and which were read only in part. Return the exit status."""
+    for path in empty:
+        print_lines(f"{path}: no event of it is in {what}", file=sys.stderr)
+    for path in dict.fromkeys(path for path in cut if path not in empty):
+        print_lines(f"{path}: read only in part", file=sys.stderr)
+    return 1 if empty or cut else 0
 
 
 def report_console() -> Console:

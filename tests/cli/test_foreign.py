@@ -148,6 +148,47 @@ class TestLeftOut:
         if command == "report":
             assert "the capture of cut.json was read only in part" in said
 
+    @pytest.mark.parametrize(
+        "header", [{}, {"stepprof": {"role": "actor", "rank": 0, "run_id": "r", "step": 2}}]
+    )
+    @pytest.mark.parametrize(
+        "command", [["report"], ["report", "--json"], ["merge", "--json"], ["export", "--parquet", "out"]]
+    )
+    def test_the_reason_of_a_cut_trace(
+        self, folder: Path, command: list[str], header: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """It is printed to stderr with exit status 1, also of a trace that stepprof recorded and that no manifest lists."""
+        (folder / "cut.json").write_bytes(trace(*["aten::mm"] * 9, **header)[:-60])
+        capsys.readouterr()
+        assert main([command[0], "cut.json", *command[1:]]) == 1
+        assert capsys.readouterr().err == "cut.json: read only in part\n"
+
+    @pytest.mark.parametrize(
+        "command", [["report", "--json"], ["merge", "--json"], ["export", "--parquet", "out"]]
+    )
+    def test_a_cut_timeline(
+        self, folder: Path, command: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """A timeline of traces that breaks off ends with 1, and stderr names the traces of which events are missing."""
+        assert main(["merge", "a.json.gz", "b.json", "--format", "json", "--output", "t.json.gz"]) == 0
+        whole = gzip.decompress((folder / "t.json.gz").read_bytes())
+        (folder / "cut.json").write_bytes(whole[: whole.rindex(b"aten::")])
+        capsys.readouterr()
+        assert main([command[0], "cut.json", *command[1:]]) == 1
+        said = capsys.readouterr().err
+        assert "a.json.gz: read only in part\n" in said or "b.json: read only in part\n" in said
+
+    @pytest.mark.parametrize("end", ["", ",", ",\n"])
+    def test_an_array_without_a_bracket(
+        self, folder: Path, end: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Chrome's array may lack its end: it is complete after a complete event."""
+        events = json.loads(trace("aten::mm", "aten::add"))["traceEvents"]
+        (folder / "array.json").write_text("[" + ",\n".join(map(json.dumps, events)) + end)
+        assert main(["report", "array.json"]) == 0
+        assert main(["check", "array.json"]) == 0
+        assert "breaks off" not in capsys.readouterr().out
+
     def test_export_of_a_web_page(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """The tables of the trace next to it are written, and the exit status is 1."""
         (folder / "c.json").write_text("<!DOCTYPE html>")

@@ -17,7 +17,9 @@ NOT_A_CAPTURE = "null"
 
 
 def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, Any]]) -> list[Shortfall]:
-    """Return the captures that were selected in the step and are incomplete or missing, and the traces of others that were not read to their end."""
+    """Return the captures that were selected in the step and are incomplete or missing, and the files that no manifest lists and that were not read to their end."""
+    engines = list(engines)
+    is_listed = bool(engines) or any(process.manifest_windows for process in processes)
     found = [
         each
         for process in processes
@@ -29,7 +31,8 @@ def shortfalls_of(processes: Sequence[Process], engines: Iterable[Mapping[str, A
             process.label, "cut" if _of_file(short) == "damaged" else _of_file(short), None, None, None, None
         )
         for process in processes
-        if process.kind == "trace" and (short := [digest for digest in process.digests if not digest.whole])
+        if (process.kind == "trace" or not is_listed)
+        and (short := [each for each in process.digests if each.origin.kind != "spans" and not each.whole])
     ]
     steps = recorded_steps(processes)
     for engine in engines:

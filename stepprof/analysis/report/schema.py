@@ -554,7 +554,7 @@ class Shortfall(msgspec.Struct, frozen=True):
     label: str
     """The process, or the engine."""
     status: str
-    """The outcome in the manifest; ``damaged`` if the file is damaged, ``cut`` if it is a trace that stepprof did not record and was read only in part, ``unreadable`` if no event of it could be used; ``unread`` if its reader died."""
+    """The outcome in the manifest; ``damaged`` if the file is damaged, ``cut`` if no manifest lists the file and it was read only in part, ``unreadable`` if no event of it could be used; ``unread`` if its reader died."""
     capped_by: str | None
     """The limit that ended it before its window: ``max_seconds``, …"""
     reason: str | None

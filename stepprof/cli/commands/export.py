@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from stepprof.cli.common import add_json, add_run_or_traces, chosen_run, given_traces, output_dir, print_json
 from stepprof.cli.output import print_lines
-from stepprof.cli.trace_options import require_extra, warn_unread
+from stepprof.cli.trace_options import SHORT, require_extra, warn_incomplete, warn_unread
 from stepprof.formatting import counted, size
 
 
@@ -28,7 +30,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Export; damage that was found is printed. Return 1 if the findings lack a source, or the tables a file of RUN…, else 0."""
+    """Export; damage that was found is printed. Return 1 if the findings lack a source, or the tables lack a file of RUN…, or a part of it, else 0."""
     require_extra()
     from stepprof.analysis.data.export import export
     from stepprof.analysis.data.run import Run
@@ -36,7 +38,8 @@ def run(args: argparse.Namespace) -> int:
     given = given_traces(args)
     traces = given.paths
     opened = Run.of(*traces, output_dir=output_dir(args)) if traces else Run.of(chosen_run(args))
-    written = export(opened, args.parquet, opened.exported(args.step))
+    exported = opened.exported(args.step)
+    written = export(opened, args.parquet, exported)
     if args.json:
         files = [
             {"path": str(each.path.absolute()), "rows": each.rows, "bytes": each.bytes} for each in written
@@ -46,4 +49,13 @@ def run(args: argparse.Namespace) -> int:
         print_lines(*(f"{each.path}  {counted(each.rows, 'row')}, {size(each.bytes)}" for each in written))
         if opened.problems:
             print_lines("notes:", *(f"  {problem}" for problem in opened.problems))
-    return warn_unread(opened.unread, "the findings") or int(bool(given.left_out))
+    incomplete = [_incomplete(step.report) for step in exported if traces]
+    return warn_unread(opened.unread, "the findings") or int(any(incomplete) or bool(given.left_out))
+
+
+def _incomplete(report: Mapping[str, Any]) -> int:
+    """Print which traces were not read to their end, or have no event. Return the exit status."""
+    empty = [each["path"] for each in report["sources"] if each["kind"] == "trace" and not each["events"]]
+    short = {each["label"] for each in report["shortfalls"] if each["status"] in SHORT}
+    cut = [each["path"] for each in report["sources"] if each["label"] in short]
+    return warn_incomplete(empty, cut, "the tables")

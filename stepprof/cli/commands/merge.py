@@ -16,6 +16,7 @@ from stepprof.cli.trace_options import (
     begin_reading,
     chosen_cluster,
     progress_bar,
+    warn_incomplete,
 )
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
@@ -91,7 +92,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Merge. Return 1 if a source, or a file of RUN…, contributed nothing to the timeline, or a trace of others was read only in part; else 0."""
+    """Merge. Return 1 if a source, or a file of RUN…, contributed nothing to the timeline, or a file that no manifest lists was read only in part; else 0."""
     assume = begin_reading(args)
     format_ = chosen_format(args.format)
     check_options(args)
@@ -150,11 +151,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         print_lines(*(line for each in timelines for line in _rendered(found, *each)))
     parts = [part for merged, _ in timelines for part in merged.parts]
-    lacks = any(part.events == 0 and part.findings for part in parts)
-    # of a run, the manifest states it; a timeline of stepprof may be filtered
-    others = {each.origin.path for each in found.inputs if each.origin.kind == "trace" and each.piece is None}
-    cut = any(not part.whole and part.path in others for part in parts)
-    return int(bool(given.left_out) or lacks or cut)
+    empty = [part.path for part in parts if part.events == 0 and part.findings]
+    # of a run, the manifest states it
+    named = {each.origin.path for each in found.inputs if each.origin.kind == "trace" or not found.runs}
+    cut = [part.path for part in parts if not part.whole and part.path in named]
+    return warn_incomplete(empty, cut, "the timeline") or int(bool(given.left_out))
 
 
 def _added(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,12 +17,14 @@ from stepprof.cli.common import only_traces, output_dir
 from stepprof.cli.make_outputs import is_written
 from stepprof.cli.output import print_json, print_lines, print_text
 from stepprof.cli.trace_options import (
+    SHORT,
     add_sources,
     add_work,
     begin_reading,
     chosen_cluster,
     progress_bar,
     report_console,
+    warn_incomplete,
     warn_unread,
 )
 from stepprof.errors import ConfigError
@@ -106,7 +107,8 @@ def run(args: argparse.Namespace) -> int:
             raise ConfigError(f"nothing could be read: {'; '.join(problems[:3]) or 'no trace has an event'}")
     folder = founds[-1].folder or Path()
     unread = [problem.source or "" for report in reports for problem in report.problems if problem.unread]
-    lacks = int(bool(given.left_out) or any(_incomplete(report) for report in reports))
+    incomplete = [_incomplete(*each) for each in zip(reports, founds, strict=True)]
+    lacks = int(bool(given.left_out) or any(incomplete))
     if len(reports) == 1:
         failed = _give(reports[0], folder, founds[0].named("report"), outputs)
         return warn_unread(unread, "the report") or failed or lacks
@@ -119,12 +121,13 @@ def run(args: argparse.Namespace) -> int:
     return verdict or warn_unread(unread, "the comparison") or failed or lacks
 
 
-def _incomplete(report: Report) -> bool:
-    """Return whether a trace of another tool was not read to its end, or has no event. Those without an event are printed."""
-    empty = [each.path for each in report.sources if each.kind == "trace" and not each.events]
-    for path in empty:
-        print_lines(f"{path}: no event of it is in the report", file=sys.stderr)
-    return bool(empty) or any(each.status == "cut" for each in report.shortfalls)
+def _incomplete(report: Report, found: Found) -> int:
+    """Print which named files were not read to their end, or have no event; of a run, its manifests state it. Return the exit status."""
+    empty = [each.path or "" for each in report.sources if each.kind == "trace" and not each.events]
+    statuses = ("cut",) if found.runs else SHORT
+    short = {each.label for each in report.shortfalls if each.status in statuses}
+    cut = [each.path or "" for each in report.sources if each.kind != "spans" and each.label in short]
+    return warn_incomplete(empty, cut, "the report")
 
 
 def _compared(
