@@ -42,7 +42,11 @@ def untraced(act: Callable[[], T]) -> T:
     thread = threading.Thread(target=work, name="stepprof-import", daemon=True)
     try:
         thread.start()
-    except RuntimeError:  # no more threads, or the interpreter is shutting down
+    except RuntimeError as error:  # no more threads, or the interpreter is shutting down
+        from stepprof.interrupts import is_of_job  # not above: this module may be imported inside a profile
+
+        if thread.ident is not None or is_of_job(error):
+            raise
         return act()
     thread.join()
     if failures:

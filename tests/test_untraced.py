@@ -19,6 +19,32 @@ def test_without_another_thread(mocker) -> None:
     assert untraced(threading.current_thread) is threading.current_thread()
 
 
+def test_an_error_of_the_job_while_it_waits_for_the_thread(mocker) -> None:
+    """A time-out of the job may be a RuntimeError. It reaches the job, and the work is not done a second time."""
+    torch = mocker.Mock(_is_profiler_enabled=True)
+    mocker.patch.dict(sys.modules, {"torch.autograd.profiler": torch})
+    done, finished = [], threading.Event()
+
+    def work() -> None:
+        done.append(threading.current_thread().name)
+        finished.set()
+
+    def look(frame, event, argument) -> None:
+        if event == "call" and frame.f_code is threading.Event.wait.__code__:
+            sys.settrace(None)
+            raise RuntimeError("of the job")
+
+    before = sys.gettrace()
+    sys.settrace(look)
+    try:
+        with pytest.raises(RuntimeError, match="of the job"):
+            untraced(work)
+    finally:
+        sys.settrace(before)
+    assert finished.wait(20)
+    assert done == ["stepprof-import"]
+
+
 def test_a_reference_is_the_function_where_it_is_loaded() -> None:
     """A function that is sent to another process by its name."""
     assert pickle.loads(pickle.dumps(Reference(untraced))) is untraced
