@@ -376,16 +376,18 @@ class TestClocks:
         """The measured offset is right within its stated error."""
         from stepprof.remote.ray.calls import call
 
-        handle = found
-        shift = 5_000_000_000
-
-        def shifted(actor):
-            return (time.time_ns() + shift,)
-
-        clock = drive(ping_pong("elsewhere", lambda: call(handle, "actor", shifted)))
-        assert abs(clock.offset_ns - shift) <= clock.error_ns + 1_000_000
+        clock = drive(ping_pong("elsewhere", lambda: call(found, "actor", shifted)))
+        assert abs(clock.offset_ns - SHIFT_NS) <= clock.error_ns + 1_000_000
         assert 0 < clock.error_ns < 50_000_000
         assert clock.method == "ping-pong"
+
+
+SHIFT_NS = 5_000_000_000
+
+
+def shifted(actor):
+    """Return the time of a clock that is ahead."""
+    return (time.time_ns() + SHIFT_NS,)
 
 
 def alive(ray, handle):
