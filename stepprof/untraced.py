@@ -61,13 +61,13 @@ class Reference:
         self._where = function.__module__, function.__qualname__
 
     def __reduce__(self) -> tuple[Callable[[str, str], Any], tuple[str, str]]:
-        return find, self._where
+        return function_of, self._where
 
 
-def find(module: str, name: str) -> Any:
+def function_of(module: str, name: str) -> Any:
     """Return a function of a module.
 
-    >>> find("math", "sqrt")(4)
+    >>> function_of("math", "sqrt")(4)
     2.0
     """
     known = sys.modules.get(module)

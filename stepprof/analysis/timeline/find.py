@@ -109,6 +109,11 @@ class Found:
     them.
     """
 
+    @property
+    def is_listed(self) -> bool:
+        """Return whether a manifest lists the inputs: those of a run, or the pieces of a timeline of one. It states which are incomplete."""
+        return bool(self.runs) or any(each.piece is not None for each in self.inputs)
+
     def named(self, name: str) -> str:
         """Return the default name of a file made of the step. An occurrence before the last one has
         its number in the name, a trace its own name.
@@ -373,8 +378,12 @@ def _from_files(found: Found, path: Path) -> None:
 
 
 def _is_damaged_trace(file: Path, names: Collection[str]) -> bool:
-    """Return whether a file in a folder, without a sound head, is a trace: by its name, or as a rank's file that is named like
-    the traces, whose names with every number as 0 are given.
+    """Return whether a file whose start is no trace is a damaged one: it has "trace" in its name, or it is a rank's file that is
+    named like the other traces.
+
+    Args:
+        file: a file in a folder.
+        names: the names of the other traces, every number in them replaced by 0.
     """
     if "trace" in file.name.lower():
         return True

@@ -152,9 +152,7 @@ def run(args: argparse.Namespace) -> int:
         print_lines(*(line for each in timelines for line in _rendered(found, *each)))
     parts = [part for merged, _ in timelines for part in merged.parts]
     empty = [part.path for part in parts if part.events == 0 and part.findings]
-    # of a run, and in a timeline of it, the manifest states it
-    is_listed = bool(found.runs) or any(each.piece is not None for each in found.inputs)
-    named = {each.origin.path for each in found.inputs if each.origin.kind == "trace" or not is_listed}
+    named = {each.origin.path for each in found.inputs if each.origin.kind == "trace" or not found.is_listed}
     cut = [part.path for part in parts if not part.whole and part.path in named]
     return warn_incomplete(empty, cut, "the timeline") or int(bool(given.left_out))
 

@@ -122,10 +122,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _incomplete(report: Report, found: Found) -> int:
-    """Print which named files were not read to their end, or have no event; of a run, and in a timeline of it, the manifests state it. Return the exit status."""
+    """Print which files that no manifest lists were not read to their end, or have no event. Return the exit status."""
     empty = [each.path or "" for each in report.sources if each.kind == "trace" and not each.events]
-    is_listed = bool(found.runs) or any(each.piece is not None for each in found.inputs)
-    statuses = ("cut",) if is_listed else SHORT
+    statuses = ("cut",) if found.is_listed else SHORT
     short = {each.label for each in report.shortfalls if each.status in statuses}
     cut = [each.path or "" for each in report.sources if each.kind != "spans" and each.label in short]
     return warn_incomplete(empty, cut, "the report")

@@ -251,6 +251,16 @@ def stragglers(made):
     ]
 
 
+def of_regions(rank, *ends):
+    """Return the digest of a rank whose regions follow each other: (name, end in ms)."""
+    starts = [0, *(end for _, end in ends)]
+    regions = [
+        ("region", name, start, end - start, "actor")
+        for start, (name, end) in zip(starts, ends, strict=False)
+    ]
+    return digest(spans(rank, ("window", "actor", 0, starts[-1], "actor"), *regions))
+
+
 class TestGain:
     def test_equal_and_opposite_differences_get_no_advice(self):
         """Rank 0 is slower in `g` by as much as rank 1 is in `f`. A rank that was as fast as the other one in either would
@@ -283,44 +293,27 @@ class TestGain:
         """Rank 0 is 0.5 s slower in `f`, rank 1 is 0.44 s slower in `g`: of 10 s, a rank that is as fast as the other one in `f`
         would save 0.06 s at most.
         """
-        made = combine(
-            [
-                digest(
-                    spans(
-                        rank,
-                        ("window", "actor", 0, 10_000, "actor"),
-                        ("region", "f", 0, f, "actor"),
-                        ("region", "g", f, end - f, "actor"),
-                        ("region", "rest", end, 10_000 - end, "actor"),
-                    )
-                )
-                for rank, (f, end) in enumerate(((1500, 6500), (1000, 6440)))
-            ],
-            step=2,
-            run_id="r",
-        )
+        ranks = [
+            of_regions(rank, ("f", f), ("g", g), ("rest", 10_000))
+            for rank, (f, g) in enumerate(((1500, 6500), (1000, 6440)))
+        ]
+        made = combine(ranks, step=2, run_id="r")
         assert stragglers(made) == []
 
     @pytest.mark.parametrize("others", [[], [(1000, 1000)]])
     def test_ranks_that_are_slow_in_turns_and_may_have_met_between(self, others):
         """If the ranks met after the first backward, each delay costs its time. So both are stated, without a gain."""
-        made = combine(
-            [
-                digest(
-                    spans(
-                        rank,
-                        ("window", "actor", 0, 4000, "actor"),
-                        ("region", "forward_1", 0, first, "actor"),
-                        ("region", "backward_1", first, 2000 - first, "actor"),
-                        ("region", "forward_2", 2000, second, "actor"),
-                        ("region", "backward_2", 2000 + second, 2000 - second, "actor"),
-                    )
-                )
-                for rank, (first, second) in enumerate([(1000, 1500), (1500, 1000), *others])
-            ],
-            step=2,
-            run_id="r",
-        )
+        ranks = [
+            of_regions(
+                rank,
+                ("forward_1", first),
+                ("backward_1", 2000),
+                ("forward_2", 2000 + second),
+                ("backward_2", 4000),
+            )
+            for rank, (first, second) in enumerate([(1000, 1500), (1500, 1000), *others])
+        ]
+        made = combine(ranks, step=2, run_id="r")
         assert stragglers(made) == [
             ("actor rank 1", "forward_1", 0.5, None),
             ("actor rank 0", "forward_2", 0.5, None),
