@@ -227,6 +227,9 @@ EVENTS: dict[str, Event] = {
     ),
     "torch.capture_abandoned": Event("warning", "a torch capture was abandoned"),
     "torch.cuda_started": Event("warning", "torch's profiler starts CUDA in this process"),
+    "torch.profile_functions_ended": Event(
+        "warning", "a capture with stacks ends the job's profile functions in other threads"
+    ),
     # engines
     "attach.inside_window": Event(
         "warning", "{engine} was attached inside a recorded window", "engine takes_part_from"

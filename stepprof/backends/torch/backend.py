@@ -45,6 +45,7 @@ class TorchBackend(Backend):
 
     name = "torch"
     _is_warm: ClassVar[bool] = False
+    _hooks_reported: ClassVar[bool] = False
 
     def __init__(self, options: TorchOptions | None = None) -> None:
         self._options = options or TorchOptions()
@@ -272,6 +273,13 @@ class TorchBackend(Backend):
                 "torch.cuda_started",
                 reason="it counts the devices, and children that are forked after that cannot use one: start such children "
                 "with spawn, or before the first recorded step",
+            )
+        if options.with_stack and threading.getprofile() is not None and not TorchBackend._hooks_reported:
+            TorchBackend._hooks_reported = True
+            logger.warning(
+                "torch.profile_functions_ended",
+                reason="torch ends the function of threading.setprofile in the threads that run, to record stacks; threads that "
+                "start after the capture have it",
             )
         self._session = api.session(options, activities, api.experimental(**flags))
         self._thread, self._pid = threading.current_thread(), os.getpid()

@@ -64,3 +64,39 @@ def test_a_limit_that_ends_the_recording(run_script) -> None:
     """If a limit ends the recording, the job's thread stops it at its next region: only there can its function be put back."""
     ran = run_script(CAPPED, timeout=300).check()
     assert ran.stdout.split("\n")[-3:-1] == ["own True", "max_seconds"]
+
+
+OF_THREADS = """
+    import sys, threading
+    import stepprof, torch
+
+    def own(*_): pass
+
+    def work():
+        begun.set()
+        ended.wait()
+        seen.append(sys.getprofile() is own)
+
+    begun, ended, seen = threading.Event(), threading.Event(), []
+    threading.setprofile(own)
+    stepprof.init({"steps": "2-3", "output_dir": "out", "backend": "torch", "torch": {"with_stack": True}})
+    thread = threading.Thread(target=work)
+    thread.start()
+    begun.wait()
+    for step in (2, 3):
+        with stepprof.profile_step(step): torch.ones(4) + 1
+    ended.set()
+    thread.join()
+    begun.clear()
+    thread = threading.Thread(target=work)
+    thread.start(); thread.join()
+    print("seen", seen)
+    stepprof.shutdown()
+"""
+
+
+def test_a_profile_function_of_all_threads_is_named_once(run_script) -> None:
+    """torch ends the function of `threading.setprofile` in running threads: one line says so. Later threads have it."""
+    ran = run_script(OF_THREADS, timeout=300).check()
+    assert "seen [False, True]" in ran.stdout
+    assert ran.stderr.count("ends the job's profile functions in other threads") == 1
