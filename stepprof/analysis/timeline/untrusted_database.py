@@ -7,6 +7,7 @@ length, work and time are limited.
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from stepprof.host import real_time
 from stepprof.host.plain_files import open_plain
+from stepprof.interrupts import ignored
 
 _LOOK = 1_000_000
 _WORK, _WORK_PER_BYTE = 50_000_000, 100
@@ -47,18 +49,30 @@ def open_database(
     """
     with open_plain(path) as file:
         found = os.fstat(file.fileno())
+        before = _times_open(found)
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro&immutable=1", uri=True)
         try:
             _bound(connection, found.st_size)
             connection.text_factory = text
             tables = _plain_tables(connection, wanted, findings)
-            # SQLite has opened the file by its name: it must still be the one that was checked
-            if not os.path.samestat(found, path.lstat()):
+            # SQLite opens files by their name alone: it must have opened the one that was checked
+            if _times_open(found) <= before or not os.path.samestat(found, path.lstat()):
                 raise sqlite3.DatabaseError("the file was replaced while it was opened")
         except BaseException:
             connection.close()
             raise
     return connection, tables
+
+
+def _times_open(found: os.stat_result) -> float:
+    """Return how many descriptors of this process have a file open; "not a number" without /proc, which compares as False."""
+    count = 0
+    with ignored(OSError):
+        for entry in os.scandir("/proc/self/fd"):
+            with ignored(OSError):  # the descriptor of this search, or one that was closed meanwhile
+                count += os.path.samestat(found, os.fstat(int(entry.name)))
+        return count
+    return math.nan
 
 
 def _bound(connection: sqlite3.Connection, size: int) -> None:

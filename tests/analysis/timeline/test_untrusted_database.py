@@ -104,3 +104,24 @@ class TestLimits:
         monkeypatch.setattr(untrusted_database, "open_plain", replaced)
         with pytest.raises(sqlite3.DatabaseError, match="was replaced"):
             open_database(database, frozenset({"TASK"}), bytes.decode, [])
+
+    def test_a_file_that_is_put_back(self, database, monkeypatch):
+        """A file that lay there only while SQLite opened it is not read."""
+        other = write_database(database.with_name("other.db"), schema=SCHEMA)
+        kept = database.with_name("kept.db")
+        opened, bound = untrusted_database.open_plain, untrusted_database._bound
+
+        def replaced(path):
+            file = opened(path)
+            path.rename(kept)
+            other.rename(path)
+            return file
+
+        def put_back(connection, size):
+            kept.replace(database)
+            bound(connection, size)
+
+        monkeypatch.setattr(untrusted_database, "open_plain", replaced)
+        monkeypatch.setattr(untrusted_database, "_bound", put_back)
+        with pytest.raises(sqlite3.DatabaseError, match="was replaced"):
+            open_database(database, frozenset({"TASK"}), bytes.decode, [])
