@@ -16,7 +16,7 @@ from pathlib import Path
 
 from stepprof.backends import check_plugins
 from stepprof.config.config import Config, ignored_variables, load
-from stepprof.config.loaders import CONFIG_VARIABLE, KEY_OF_VARIABLE
+from stepprof.config.loaders import CONFIG_VARIABLE, KEY_OF_VARIABLE, switched_off
 from stepprof.host import real_time
 from stepprof.host.command_line import command_line
 from stepprof.host.rank import find_identity
@@ -25,6 +25,7 @@ from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.recording.deferred import Deferred, forget_deferred, is_importing_main
 from stepprof.recording.session import Session, current_session
+from stepprof.run.announced import announce_off
 from stepprof.run.job_store import JobStore
 from stepprof.run.layout import open_run
 from stepprof.run.names import process_name
@@ -124,6 +125,8 @@ def open_session(
             logger.warning("config.variables_ignored", variables=", ".join(ignored))
         if waits:
             logger.info("init.waiting")
+        if _is_off(settled):
+            announce_off(_why_off(settled), os.environ)
         if waits or _is_off(settled):
             return Session(settled, identity, None)
         if identity.world_size is not None and (identity.final or world_size is not None):
@@ -150,6 +153,16 @@ def open_session(
 
 def _is_off(settled: Config) -> bool:
     return not settled.enabled or (settled.off and not settled.spans)
+
+
+def _why_off(settled: Config) -> str:
+    if switched_off(os.environ):
+        return "$STEPPROF switches stepprof off"
+    return (
+        "no step is selected, and spans = false"
+        if settled.enabled
+        else "its configuration has enabled = false"
+    )
 
 
 def shutdown(timeout: float | None = None) -> None:

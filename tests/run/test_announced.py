@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from stepprof.run.announced import VARIABLE, announce, announced
+from stepprof.run.announced import VARIABLE, announce, announce_off, announced, announced_off
 
 
 class TestAnnounce:
@@ -18,6 +18,14 @@ class TestAnnounce:
         with file.open("a") as opened:
             opened.write('"/half')
         assert announced(file) == runs[:2]
+
+    def test_why_a_process_has_no_run(self, tmp_path: Path) -> None:
+        """A process that has no run adds the reason instead; each reason is returned once, and is no run."""
+        file = tmp_path / "file"
+        file.touch()
+        for reason in ("off", "off", "other"):
+            announce_off(reason, {VARIABLE: str(file)})
+        assert (announced(file), announced_off(file)) == ([], ["off", "other"])
 
     def test_without_the_file(self, tmp_path: Path) -> None:
         """Without the variable, or without the file, nothing is written."""

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
@@ -32,7 +32,7 @@ from stepprof.host.plain_files import resolved
 from stepprof.integrations import bootstrap
 from stepprof.integrations.activation import FRAMEWORKS
 from stepprof.redaction.messages import quoted
-from stepprof.run.announced import VARIABLE, announced
+from stepprof.run.announced import VARIABLE, announced, announced_off
 from stepprof.run.layout import MANIFEST, step_folder
 from stepprof.run.runs import list_runs, read_run, steps
 from stepprof.run.summary import summarize_step
@@ -79,8 +79,14 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             print_lines(f"stepprof run: {job[0]}: {error.strerror}", file=sys.stderr)
             return 126
-        runs = announced(Path(file.name))
-    for line in outcome(folder, before, runs, began):
+        runs, off = announced(Path(file.name)), announced_off(Path(file.name))
+    if switched_off(environ):
+        off = ["$STEPPROF switches stepprof off"]
+    if status and not off:
+        off = [
+            f"the job ended with {exit_of(status)}, and none of its processes on this machine had a session"
+        ]
+    for line in outcome(folder, before, runs, began, off):
         print_lines(line, file=sys.stderr)
     return status if status >= 0 else end_like(-status)
 
@@ -107,13 +113,14 @@ def check_options(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
     mistakes = Mistakes()
     for name, (variable, _) in OPTIONS.items():
         given = getattr(args, name)
-        if given is None or variable == CONFIG_VARIABLE or switched_off(environ):
+        if not given or switched_off(environ):
             continue
         with mistakes.collected():
             try:
-                load(environ={variable: given})
+                load(given) if variable == CONFIG_VARIABLE else load(environ={variable: given})
             except ConfigError as error:
-                raise ConfigError.at(f"--{name.replace('_', '-')}", given, error.problem) from error
+                problem = str(error) if variable == CONFIG_VARIABLE else error.problem
+                raise ConfigError.at(f"--{name.replace('_', '-')}", given, problem) from error
     mistakes.report()
 
 
@@ -174,6 +181,16 @@ def in_foreground() -> bool:
         os.close(terminal)
 
 
+def exit_of(status: int) -> str:
+    """Return how a job ended, in words.
+
+    >>> exit_of(1), exit_of(-9)
+    ('exit status 1', 'SIGKILL')
+    """
+    names = {each.value: each.name for each in signal.Signals}
+    return f"exit status {status}" if status > 0 else names.get(-status, f"signal {-status}")
+
+
 def end_like(number: int) -> int:
     """End by the signal that ended the job, without a core file of our own; return the shell's status for it if that is not possible."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
@@ -207,7 +224,11 @@ def _new_occurrences(
 
 
 def outcome(
-    folder: Path, before: Mapping[Path, Mapping[int, int]], announced_runs: list[Path], began: float
+    folder: Path,
+    before: Mapping[Path, Mapping[int, int]],
+    announced_runs: list[Path],
+    began: float,
+    off: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yield lines about what the job has recorded, with the command that shows it.
 
@@ -216,6 +237,7 @@ def outcome(
         before: what its runs had before the job.
         announced_runs: the runs of the job's processes on this machine, wherever they are.
         began: when the job began, in Unix seconds.
+        off: why there may be no run: how the job ended, or that its processes are off.
     """
     after = recorded(list_runs(folder))
     known = {resolved(run) for run in after}
@@ -227,7 +249,9 @@ def outcome(
     after |= elsewhere
     runs = [run for run in after if run in elsewhere or after[run] != before.get(run)]
     before = {**before, **earlier}
-    if not runs:
+    if not runs and off:
+        yield quoted(f"stepprof: nothing was recorded: {'; '.join(off)}")
+    elif not runs:
         yield f"stepprof: nothing was recorded in {folder}, and no process of the job on this machine started a session in another folder"
         yield f"stepprof: `stepprof run` looks for {', '.join(FRAMEWORKS)}; stepprof doctor shows which of them it finds here"
         yield "stepprof: another loop calls stepprof.init() once, and has `with stepprof.profile_step(step):` around each step (docs/adopting.md)"

@@ -116,6 +116,21 @@ class TestRun:
         assert "trl, verl" in done.stderr
         assert "calls stepprof.init() once, and has `with stepprof.profile_step(step):`" in done.stderr
 
+    @pytest.mark.parametrize(
+        ("given", "switch", "reason"),
+        [
+            ("", "0", "$STEPPROF switches stepprof off"),
+            ("{'enabled': False, 'steps': 2}", "", "its configuration has enabled = false"),
+            ("{'spans': False}", "", "no step is selected, and spans = false"),
+        ],
+    )
+    def test_a_session_that_is_off(self, tmp_path, given, switch, reason) -> None:
+        """The loop calls `init`, and its configuration or $STEPPROF switches it off: the command says so, and looks for no framework."""
+        (tmp_path / "job.py").write_text(LOOP.format(given=given))
+        done = run(tmp_path, "--steps", "3", sys.executable, "job.py", STEPPROF=switch)
+        assert done.stderr.splitlines()[-1] == f"stepprof: nothing was recorded: {reason}"
+        assert "looks for" not in done.stderr
+
     @pytest.mark.parametrize("given", ["'stepprof.toml'", "{'steps': 2, 'backend': 'null'}"])
     def test_options_that_the_script_overrides(self, tmp_path, given) -> None:
         """The script passes its own configuration: one line in the job, and one at its end, name the options."""
@@ -225,11 +240,17 @@ class TestRun:
             (["no-such-command"], 127, "command not found"),
             (["--steps", "banana", sys.executable, "-c", "1"], 2, '--steps = "banana": cannot read'),
             (["--steps", "2", "--ranks", "x", "--backend", "tocrh", "x"], 2, '; also --backend = "tocrh"'),
+            (
+                ["--config", "no.toml", "x"],
+                2,
+                'stepprof run: --config = "no.toml": no.toml: there is no such',
+            ),
+            ([sys.executable, "-c", "exit(7)"], 7, "nothing was recorded: the job ended with exit status 7,"),
             (["--setps", "2", sys.executable], 2, "--steps"),
         ],
     )
     def test_an_invalid_command_is_refused(self, tmp_path, arguments, status, message) -> None:
-        """The message has the problem, and no job is started."""
+        """The message has the problem, by the option that was typed, and no job is started. A job that fails is said to have failed."""
         done = run(tmp_path, *arguments)
         assert done.returncode == status
         assert message in done.stderr
