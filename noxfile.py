@@ -1,6 +1,6 @@
 """The checks, as sessions: `nox -l` lists them, `.ci/run` runs them.
 
-`lint`, `tests`, `truth`, `faults`, `diagnosis`, `ray`, `tables`, `viewers` and `trial` run in the
+`lint`, `lines`, `tests`, `truth`, `faults`, `diagnosis`, `ray`, `tables`, `viewers` and `trial` run in the
 environment that nox was started from, made by `pip install -c constraints.txt -e '.[dev]'`. The
 `core` sessions build the wheel and test its content, in clean environments without torch, on every
 supported Python.
@@ -8,11 +8,15 @@ supported Python.
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
 import os
 import secrets
 import shutil
 import sys
+import token
+import tokenize
 import zipfile
 from pathlib import Path
 
@@ -49,6 +53,20 @@ def lint(session: nox.Session) -> None:
     python(session, "ruff", "format", "--check", ".")
     python(session, "mypy")
     session.run(str(Path(sys.executable).with_name("lint-imports")), external=True)
+    session.notify("lines")
+
+
+@nox.session(venv_backend="none")
+def lines(session: nox.Session) -> None:
+    """Print the lines of code and the files of each folder of the package, and of all tests. Docstrings, comments and blank lines do not count."""
+    counts: dict[str, list[int]] = {}
+    for path in sorted([*Path("stepprof").rglob("*.py"), *Path("tests").rglob("*.py")]):
+        folder = "tests" if path.parts[0] == "tests" else "/".join(path.parts[:-1][:2])
+        counts.setdefault(folder, []).append(lines_of_code(path.read_text()))
+    for folder, each in counts.items():
+        print(f"{sum(each):7,} lines {len(each):4} files  {folder}")
+    whole = [count for folder, each in counts.items() if folder != "tests" for count in each]
+    print(f"{sum(whole):7,} lines {len(whole):4} files  the package")
 
 
 @nox.session(python=CORE_PYTHONS)
@@ -493,6 +511,25 @@ def install_checkout(session: nox.Session) -> None:
     only one process at a time may build in the checkout.
     """
     session.run("uv", "pip", "install", "--quiet", "--no-deps", "-e", ".")
+
+
+def lines_of_code(text: str) -> int:
+    """Return the number of lines with code: no docstring, no comment, not blank."""
+    left_out = {token.COMMENT, token.NL, token.NEWLINE, token.INDENT, token.DEDENT, token.ENDMARKER}
+    found = [
+        each for each in tokenize.generate_tokens(io.StringIO(text).readline) if each.type not in left_out
+    ]
+    docstrings = {
+        line
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
+        for each in node.body
+        if isinstance(each, ast.Expr)
+        and isinstance(each.value, ast.Constant)
+        and isinstance(each.value.value, str)
+        for line in range(each.lineno, (each.end_lineno or each.lineno) + 1)
+    }
+    return len({line for each in found for line in range(each.start[0], each.end[0] + 1)} - docstrings)
 
 
 def python(session: nox.Session, *arguments: str) -> None:

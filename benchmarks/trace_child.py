@@ -46,13 +46,11 @@ def decode(given: dict[str, Any]) -> Work:
 def merge(given: dict[str, Any]) -> Work:
     """Prepare `stepprof merge`."""
     from stepprof.analysis.timeline.find import find
-    from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
     from stepprof.analysis.timeline.merge import merge as merge_inputs
 
     output = Path(given["folder"], f"stepprof.{'pftrace' if given['format'] == 'perfetto' else 'json.gz'}")
 
     def work() -> object:
-        keep_freed_memory()  # as the command does
         found = find(given["files"], output_dir=Path())
         merge_inputs(found.inputs, output, format=given["format"], workers=given["workers"])
         return output.stat().st_size
@@ -64,10 +62,8 @@ def report(given: dict[str, Any]) -> Work:
     """Prepare `stepprof report` without the page."""
     from stepprof.analysis.report.analyse import analyse
     from stepprof.analysis.timeline.find import find
-    from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
 
     def work() -> object:
-        keep_freed_memory()  # as the command does
         found = find(given["files"], output_dir=Path())
         done = analyse(found, workers=given["workers"])
         return {

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import difflib
 import errno
-import gc
 import importlib
 import os
 import re
@@ -42,13 +41,6 @@ COMMANDS = {
     "export": "write the steps, spans and slices of a run as Parquet files",
     "doctor": "check what can record on this machine, with a remedy for each problem",
 }
-COLLECT = (200_000, 50, 1000)
-"""Threshold of the garbage collector while a command runs.
-
-The default walks the data of thousands of ranks again and again. Per rank, `show` and `spans` took
-1.15 times as long with 4,096 ranks as with 1,024. With this threshold they take 1.07 and 1.03 times
-as long (Python 3.11).
-"""
 _DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 EXIT_STATUS = "exit status: 0 success, 1 a problem was found, 2 the command could not run"
 
@@ -65,8 +57,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _carry_out(args: argparse.Namespace) -> int:
-    before = gc.get_threshold()
-    gc.set_threshold(*COLLECT)
     try:
         status = int(importlib.import_module(f"{commands.__name__}.{args.command}").run(args))
         sys.stdout.flush()
@@ -94,8 +84,6 @@ def _carry_out(args: argparse.Namespace) -> int:
         return 2
     except KeyboardInterrupt:
         return 130
-    finally:
-        gc.set_threshold(*before)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -91,9 +91,7 @@ def begin_reading(args: argparse.Namespace) -> dict[str, int]:
     if args.workers is not None and args.workers < 1:
         raise ConfigError(f"--workers = {args.workers}: must be >= 1")
     from stepprof.analysis.timeline.assumed_offsets import ONE_CLOCK, assumed_offsets
-    from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
 
-    keep_freed_memory()
     return assumed_offsets(args.assume_offset) | ({ONE_CLOCK: 0} if args.one_clock else {})
 
 

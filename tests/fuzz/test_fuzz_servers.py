@@ -182,7 +182,7 @@ class TestWindows:
             step = next(steps)
             kind._known.clear()
             log.clear()
-            engine = stepprof.attach(routes.url, role="rollout", api_key=CANARY)
+            engine = stepprof.attach(routes.url, role="rollout", api_key=CANARY, workers="127.0.0.1")
             began = time.monotonic()
             with stepprof.profile_step(step, role="rollout"):
                 body = True

@@ -22,7 +22,6 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
-from stepprof.analysis.timeline.malloc_tuning import keep_freed_memory
 from stepprof.host.own_python import can_start, own_python
 
 Result = TypeVar("Result")
@@ -248,7 +247,6 @@ class _Worker:
 def serve() -> None:
     """Carry out the tasks of stdin until it ends; write each answer to stdout. Runs in a worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the reader, which ends its workers
-    keep_freed_memory()
     tasks, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     answers.write(_READY)

@@ -20,7 +20,7 @@ from stepprof.remote.base import EngineDriver, EngineFailure
 from stepprof.remote.http.client import Client
 from stepprof.remote.http.clock import clock
 from stepprof.remote.http.reply import Reply
-from stepprof.remote.http.workers import Choice, Hosts, Neighbourhood
+from stepprof.remote.http.workers import Choice, Hosts
 from stepprof.remote.kinds import check_options
 from stepprof.untraced import untraced
 
@@ -83,7 +83,7 @@ class HttpServer(EngineDriver):
         client: speaks to it.
         kind: its kind; None: the server is asked.
         name: its name; None: its URL without secrets.
-        hosts: the hosts that workers of a router may be on; None: its own host and network.
+        hosts: the hosts on which workers of a router are followed; None: no host.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class HttpServer(EngineDriver):
         self._client = client
         self._stated = kind
         self._driver: EngineDriver | None = None
-        self._hosts = hosts
+        self._hosts = hosts or Hosts()
         self._workers: dict[str, HttpServer] = {}
         self._refused: Mapping[str, str] = {}
         self._logged: set[str] = set()
@@ -143,9 +143,7 @@ class HttpServer(EngineDriver):
         choice = Choice()
         try:
             if await self._identified() == ROUTER and follows:
-                listed = await expand(self._client)
-                hosts = self._hosts or await Neighbourhood.of(self._client, PROBE_SECONDS)
-                choice = Choice.among(listed, hosts)
+                choice = Choice.among(await expand(self._client), self._hosts)
         except EngineFailure as error:
             logger.debug("engine.query_failed", name=self.name, reason=str(error))
             return

@@ -446,7 +446,7 @@ class TestRecorded:
         """
         listed = {"workers": [{"url": server.url, "is_healthy": True}, {"url": "http://127.0.0.1:9"}]}
         with serving({"GET /workers": listed}) as router:
-            stepprof.attach(router.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY)
+            stepprof.attach(router.url, role="rollout", api_key=KEY, admin_key=ADMIN_KEY, workers="127.0.0.1")
             for step in (1, 2):
                 with stepprof.profile_step(step, role="rollout"):
                     server.generate(3)

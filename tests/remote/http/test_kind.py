@@ -275,7 +275,7 @@ class TestServer:
         with serving({**VLLM, "/health": 200}) as one, serving({**SGLANG, "/health": 200}) as two:
             routes = router(one.url)
             with serving(routes) as server:
-                driver = HttpKind().connect(server.url, api_key="k")
+                driver = HttpKind().connect(server.url, api_key="k", workers="127.0.0.1")
                 [first] = await driver.expand()
                 assert first.name == one.url
                 routes.update(router(one.url, two.url))
@@ -296,7 +296,7 @@ class TestServer:
                 await driver.arm(window)
 
     async def test_workers_elsewhere_are_not_followed(self, recorders, window, log):
-        """Only workers near the router are used and get its key. Each refused worker is logged once."""
+        """Only workers on named hosts are used and get the router's key. Each refused worker is logged once."""
         with serving({**VLLM, "/health": 200}) as one, serving(VLLM) as two:
             listed = [
                 {"url": "http://169.254.169.254/latest"},
@@ -311,7 +311,7 @@ class TestServer:
                 [[]],
             ]
             with serving({"/workers": {"workers": listed}}) as server:
-                driver = HttpKind().connect(server.url, api_key="canary-0123")
+                driver = HttpKind().connect(server.url, api_key="canary-0123", workers="127.0.0.1")
                 for _ in range(2):
                     [first] = await driver.expand()
                     assert first.name == one.url
@@ -324,12 +324,13 @@ class TestServer:
         assert 'workers=["198.51.100.7"]' in elsewhere["reason"]
 
     async def test_workers_that_were_named(self, recorders):
-        """The option `workers` replaces the router's own network: only matching workers are used."""
+        """Only workers that the option `workers` names are used; without it, none, not even on the router's host."""
         with serving(VLLM) as one, serving(router(one.url)) as server:
             [worker] = await HttpKind().connect(server.url, workers=["127.0.0.0/8"]).expand()
             assert worker.name == one.url
-            driver = HttpKind().connect(server.url, workers="node-*")
-            assert await driver.expand() == [driver]
+            for options in ({"workers": "node-*"}, {}):
+                driver = HttpKind().connect(server.url, **options)
+                assert await driver.expand() == [driver]
 
     async def test_no_worker_may_be_followed(self, recorders, window):
         """If no worker is accepted, the failure shows the option `workers` to write."""
@@ -344,7 +345,7 @@ class TestServer:
         """The list of a router behind a router is not read, because a chain of routers might never end."""
         asked = []
         with serving(router("http://127.0.0.1:1")) as inner, serving(router(inner.url)) as outer:
-            [worker] = await HttpKind().connect(outer.url).expand()
+            [worker] = await HttpKind().connect(outer.url, workers="127.0.0.1").expand()
             assert (worker.name, worker.kind) == (inner.url, "sglang-router")
             asked = [each.path for each in inner.asked]
         assert asked == ["/version", "/workers"]
@@ -353,7 +354,7 @@ class TestServer:
         """Workers beyond the limit are refused, and a limited number of log lines gives their count."""
         monkeypatch.setattr(workers, "MOST_WORKERS", 3)
         with serving(router(*(f"http://127.0.0.1:{port}" for port in range(1, 100)))) as server:
-            driver = HttpKind().connect(server.url)
+            driver = HttpKind().connect(server.url, workers="127.0.0.1")
             assert len(await driver.expand()) == 3
         refused = [line for line in log if line["event"] == "worker.refused"]
         assert len(refused) == http.MOST_LOGGED
@@ -366,7 +367,7 @@ class TestServer:
         with serving(VLLM) as one:
             routes = router(one.url)
             with serving(routes) as server:
-                driver = HttpKind().connect(server.url)
+                driver = HttpKind().connect(server.url, workers="127.0.0.1")
                 [worker] = await driver.expand()
                 monkeypatch.setattr(http, "EXPAND_SECONDS", 0.3)
                 listed = routes["/workers"]
@@ -590,7 +591,7 @@ class TestSession:
             serving(dict(routes)) as two,
             serving(router(one.url, two.url)) as server,
         ):
-            entries = recorded(server.url).entries
+            entries = recorded(server.url, workers="127.0.0.1").entries
             for worker in (one, two):
                 assert [asked.path for asked in worker.asked if asked.method == "POST"] == [
                     "/start_profile",
