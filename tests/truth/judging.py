@@ -97,12 +97,13 @@ def _is_hidden(world: World, cause: Cause) -> bool:
     if cause.processes & world.capped.keys():  # after its end, spans show regions alone
         return True
     others = {name for name in world.on if isinstance(name, int)} - cause.processes
-    if cause.topics == {"straggler"} and others <= world.capped.keys():  # nor how long they waited
+    unnamed = cause.needs_evidence and world.recording == "no evidence"
+    shown = cause.topics & {"straggler"} if unnamed else cause.topics
+    if shown == {"straggler"} and others <= world.capped.keys():  # nor how long they waited
         return True
     if world.recording == "no traces":  # nor where ranks met
         return bool(cause.topics & {*OF_TRACES, "straggler"})
-    shows = "straggler" in cause.topics  # that one process is late, spans and traces show too
-    return cause.needs_evidence and not shows and world.recording == "no evidence"
+    return not shown  # that one process is late, spans and traces show too
 
 
 def name_of(label: str | None) -> Name | None:

@@ -31,6 +31,9 @@ from truth.worlds import (
     World,
 )
 
+LEAST = 10_000
+"""What a rank needs to see that a common time is over [ns]."""
+
 
 class Piece(NamedTuple):
     """What a thread did without a break."""
@@ -203,7 +206,7 @@ def _do(
         if action.cause not in without:
             line.spend(action.ns, action.doing, cause=action.cause)
     elif isinstance(action, Until):
-        line.spend(line.met[-1].leave + action.ns - line.clock, action.doing)
+        line.spend(max(line.met[-1].leave + action.ns - line.clock, LEAST), action.doing)
     elif isinstance(action, Forward):
         if action.cause not in without:
             line.forwards.append(Step(line.clock, line.clock + action.ns, action.batch, action.cause))

@@ -124,7 +124,7 @@ def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Pr
         build.region(rank, "load_batch", build.work(rank, shape.data, PYTHON))
         build.region(rank, "prepare", build.work(rank, 10 * MS, PYTHON))
         if together:
-            build.region(rank, "collect", Until(shape.deadline, COMPUTING))
+            build.region(rank, "collect_batch", Until(shape.deadline, COMPUTING))
         if shape.innocent:
             build.region(rank, shape.innocent, build.work(rank, shape.forward))
         for number in range(shape.micro):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, last_part, share_of
 from stepprof.analysis.findings.wording import inside
+from stepprof.analysis.report.intervals import Intervals
 
 EMPTY_SHARE = 0.25
 """A region is named if at least this share of the places in its batches is empty."""
@@ -17,16 +18,22 @@ def half_batch(ledger: Ledger) -> None:
         empty = _empty(ledger.facts, part)
         if empty < EMPTY_SHARE:
             continue
+        worked = _worked(ledger.facts, part)
         ledger.claim(
             part,
-            last_part(part.when, int(empty * part.when.total)),
+            last_part(worked, int(empty * worked.total)),
             "half_batch",
             f"{part.process} spent {{seconds}} on empty places of its batches in {inside(part)}",
             why=f"its batches have room for {room:,.0f} samples and had {samples:,.0f} (attributes batch_size and samples)",
             advice="fill them: fewer and fuller batches, or sequence packing",
-            without=lambda each: share_of(each.when, _empty(ledger.facts, each)),
+            without=lambda each: share_of(_worked(ledger.facts, each), _empty(ledger.facts, each)),
             assumption="a batch takes as long with empty places as without, and full batches replace them",
         )
+
+
+def _worked(facts: Facts, part: Part) -> Intervals:
+    """Return the time of a part in which its stacks do not show that it was in a collective: traces show that too, if there are some."""
+    return part.when - facts.signs[part.process].in_collectives(part.when)
 
 
 def _empty(facts: Facts, part: Part) -> float:

@@ -280,6 +280,12 @@ class Signs:
             ),
         )
 
+    def in_collectives(self, when: Intervals) -> Intervals:
+        """Return the part of some intervals in which the thread was in calls of collectives."""
+        return Intervals.of(
+            (start, end) for stack, start, end in self.shown(when) if COLLECTIVES in stack.modules
+        )
+
     def share(self, when: Intervals, calls: re.Pattern[str]) -> float:
         """Return the share of some intervals that calls of some names have."""
         shown = sum(end - start for stack, start, end in self.shown(when) if stack.shows(calls))

@@ -12,7 +12,7 @@ import numpy as np
 
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, share_of
-from stepprof.analysis.findings.signs import COLLECTIVES, SHORTEST_NS
+from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, having_of, inside, lacks_cpu
 from stepprof.analysis.periodic import every, period
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
@@ -178,8 +178,7 @@ def _is_in_collectives(facts: Facts, part: Part) -> bool:
 
     On a busy machine a thread leaves such a call long after its transfer: that is no work of the region.
     """
-    shown = facts.signs[part.process].shown(part.when)
-    inside = sum(end - start for stack, start, end in shown if COLLECTIVES in stack.modules)
+    inside = facts.signs[part.process].in_collectives(part.when).total
     return part.when.total >= SHORTEST_NS and inside >= part.when.total / 2
 
 

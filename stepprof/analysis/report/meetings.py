@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepprof.analysis.report.intervals import Times
 from stepprof.analysis.report.processes import Process, largest_unsure_ns
 
 TOGETHER = 0.05
@@ -34,6 +35,16 @@ class Visit(NamedTuple):
     times: list[tuple[int, int]]
     matched: list[bool]
     """Whether a collective inside, which shows where it met the others, was matched."""
+
+
+class Missed(NamedTuple):
+    """A process entered a region after others had left it together, and was in it for a small share of their time: if they worked
+    until a common time, it would have worked until then too.
+    """
+
+    start: int
+    after: int
+    """How long before that the last of the others had left it [ns]."""
 
 
 class CommonEnd(NamedTuple):
@@ -62,16 +73,51 @@ def common_ends(visits: dict[tuple[object, ...], list[Visit]]) -> dict[str, list
     """
     found: dict[str, list[CommonEnd]] = defaultdict(list)
     for of in visits.values():
-        if len(of) > 1 and len({len(visit.times) for visit in of}) == 1 and len(of[0].times) <= MOST_CALLS:
+        if _are_comparable(of):
             error = largest_unsure_ns(of[0].process, [visit.process for visit in of[1:]])
             if error is not None:
                 _add(found, of, error)
     return found
 
 
-def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> None:
+def missed_ends(visits: dict[tuple[object, ...], list[Visit]]) -> dict[str, list[Missed]]:
+    """Return the regions of each process in which it may have missed a common time of the others, by label.
+
+    Args:
+        visits: of each region, those of all ranks that have it.
+    """
+    found: dict[str, list[Missed]] = defaultdict(list)
+    for of in visits.values():
+        if not _are_comparable(of):
+            continue
+        start, end = _bounds(of)
+        length = end - start
+        short = CLEAR * np.maximum(length, TOGETHER_NS) < length.max(axis=0)
+        gone = np.where(short, 0, end).max(axis=0)
+        apart = gone - np.where(short, gone, end).min(axis=0)
+        late = short & (start > gone)
+        missed = late.any(axis=0) & (late == short).all(axis=0) & (apart <= TOGETHER_NS)
+        missed &= ~np.array([visit.matched for visit in of]).any(axis=0)
+        for call in np.flatnonzero(missed).tolist():
+            for row in np.flatnonzero(late[:, call]).tolist():
+                begin = int(start[row, call])
+                found[of[row].process.label].append(Missed(begin, begin - int(gone[call])))
+    return found
+
+
+def _are_comparable(of: Sequence[Visit]) -> bool:
+    """Return whether several ranks were in a region equally often."""
+    return len(of) > 1 and len({len(visit.times) for visit in of}) == 1 and len(of[0].times) <= MOST_CALLS
+
+
+def _bounds(of: Sequence[Visit]) -> tuple[Times, Times]:
+    """Return the begin and the end of each visit, one row for each process."""
     start = np.array([[start for start, _ in visit.times] for visit in of])
-    end = np.array([[end for _, end in visit.times] for visit in of])
+    return start, np.array([[end for _, end in visit.times] for visit in of])
+
+
+def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> None:
+    start, end = _bounds(of)
     last, differ = start.max(axis=0), np.ptp(end, axis=0)
     latest = start.argmax(axis=0)
     wait = last - start.min(axis=0)

@@ -107,6 +107,7 @@ class StepGraph:
         """The ranks that a driver calls."""
         self.computing = {each.label: each.computing for each in known if len(each.computing)}
         self.deadlines = {each.label: each.deadlines for each in known}
+        self.missed = {each.label: [*_missed(each)] for each in known}
         self.held = {each.label: each.held.clip(start, self.end) for each in known if len(each.held)}
         """The profiler is no part of the job: the replay leaves it out."""
         self.unrecorded_end = max(self.replay({}).values(), default=start)
@@ -121,6 +122,10 @@ class StepGraph:
         None: the end would depend on a process whose waits for these processes are not known, or on possible waits; or a process
         would only work longer until a common time.
         """
+        for label, when in without.items():
+            for since, start, after in self.missed.get(label, ()):
+                if when.clip(since, start).total > after + LEAST_GAIN_NS:
+                    return None
         for label, when in without.items():
             for until, earlier in self.deadlines.get(label, ()):
                 before = when.clip(self.start, until).total
@@ -274,6 +279,14 @@ def _roles(each: Timeline) -> Iterator[tuple[str | None, int, int]]:
         bounds[role] = bounds.get(role, (begin, end))[0], end
     for role, (begin, end) in bounds.items():
         yield role, begin, end
+
+
+def _missed(each: Timeline) -> Iterator[tuple[int, int, int]]:
+    """Yield when a process may have come too late for a common time, as (end of its call before, begin, nanoseconds by which it was late)."""
+    calls = each.communicating | each.unmatched | each.waiting
+    for start, after in each.missed:
+        at = int(calls.end.searchsorted(start, side="right"))
+        yield int(calls.end[at - 1]) if at else 0, start, after
 
 
 def _between_ranks(known: Sequence[Timeline], *, possible: bool) -> Iterator[Wait]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from stepprof.analysis.report.intervals import EMPTY, Intervals
-from stepprof.analysis.report.meetings import CommonEnd, Visit, common_ends
+from stepprof.analysis.report.meetings import CommonEnd, Missed, Visit, common_ends, missed_ends
 from stepprof.analysis.report.nesting import Nest
 from stepprof.analysis.report.processes import Process, unsure_ns
 from stepprof.analysis.report.waiting import Waiting
@@ -72,6 +72,8 @@ class Timeline:
     """Ranks left a region together, and this one computed before the last one had entered: it did not wait."""
     deadlines: list[tuple[int, int]] = field(default_factory=list)
     """When ranks that computed left a region together with it: they may have worked until a common time. How much earlier one had entered it [ns]."""
+    missed: list[Missed] = field(default_factory=list)
+    """Where it may have come too late for a common time of the others."""
     common: Intervals = EMPTY
     """In regions that it left together with other ranks, before the last one had entered."""
     ends: list[int] = field(default_factory=list)
@@ -150,7 +152,8 @@ def timelines(
         for process in processes
     }
     stretches = _stretches_of(processes, nests, computing)
-    ends = common_ends(_visits(processes, stretches, waits))
+    visits = _visits(processes, stretches, waits)
+    ends, missed = common_ends(visits), missed_ends(visits)
     links = {
         process.label: _links(
             process,
@@ -194,6 +197,7 @@ def timelines(
                     maybe,
                     apart[label],
                     deadlines.get(label, []),
+                    missed.get(label, []),
                     Intervals.of(link[:2] for link in (*of.met, *of.maybe, *of.apart)),
                 )
             )

@@ -51,6 +51,24 @@ class TestCommonEnds:
         assert gains["data"] is None
         assert gains["checkpoint"] == 0.6
 
+    @pytest.mark.parametrize(("collected", "saves"), [(1, None), (200, 0.4)])
+    def test_a_rank_that_comes_after_the_deadline_would_have_computed_until_then(self, collected, saves):
+        """Rank 1 spends longer on `load`. When it enters `collect`, rank 0 has left it after 0.4 s: at a deadline, if rank 1 has nothing more to do there."""
+
+        def rank(number, load, collects):
+            ready = load + collects + 300
+            return spans(
+                number,
+                ("window", "step", 0, 1201, None),
+                ("region", "load", 0, load, None),
+                ("region", "collect", load, collects, None),
+                ("region", "meet", ready, 1201 - ready, None),
+            )
+
+        made = report(rank(0, 100, 400), rank(1, 900 - collected, collected))
+        gains = [each.saves for each in made.findings if each.region == "load"]
+        assert gains == [saves]
+
     @pytest.mark.parametrize("count", [2, 3, 4])
     def test_several_ranks_with_one_deadline(self, count):
         made = report(
