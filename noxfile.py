@@ -39,7 +39,10 @@ ON_ONE_PYTHON = [
     *("tests/backends/nsys", "tests/remote/test_nsys.py"),
     *("tests/cli/test_hostile.py", "tests/cli/test_row_grouping.py", "tests/redaction/test_messages.py"),
     *("tests/run/test_occurrences.py", "tests/run/test_reasons.py"),
-    *(f"tests/project/test_{name}.py" for name in ("benchmarks", "docs", "hanging", "layout", "words")),
+    *(
+        f"tests/project/test_{name}.py"
+        for name in ("audit", "benchmarks", "docs", "hanging", "layout", "words")
+    ),
 ]
 NO_VARIANTS = ("-m", "not variant")
 """The tests that CI runs. `nox -s vllm -- -m variant` runs the others; so do `sglang`, `verl` and `trial`."""
@@ -67,6 +70,17 @@ def lines(session: nox.Session) -> None:
         print(f"{sum(each):7,} lines {len(each):4} files  {folder}")
     whole = [count for folder, each in counts.items() if folder != "tests" for count in each]
     print(f"{sum(whole):7,} lines {len(whole):4} files  the package")
+
+
+@nox.session(python="3.11", reuse_venv=True)
+def audit(session: nox.Session) -> None:
+    """Fail if an index answers that a pinned version or a lower bound has a known fault."""
+    try:
+        session.install("pip-audit==2.10.1")
+    except nox.command.CommandFailed:
+        session.log("no answer: pip-audit could not be installed")
+        return
+    session.run("python", ".ci/audit.py")
 
 
 @nox.session(python=CORE_PYTHONS)
