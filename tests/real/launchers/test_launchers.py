@@ -1,5 +1,5 @@
 """Test that ranks of real launchers make one run: Lightning, where rank 0 starts the others,
-accelerate, and torch's spawn.
+accelerate, torch's spawn, and MPICH.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ import json
 import os
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 import pytest
 
@@ -70,11 +72,11 @@ if __name__ == "__main__":
 """
 
 
-def start(folder, script, *command):
+def start(folder, script, *command, before=()):
     """Run a script, check that it succeeds, and return its log."""
     (folder / "train.py").write_text(script)
     ran = subprocess.run(
-        [sys.executable, *command],
+        [*before, sys.executable, *command],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -163,3 +165,23 @@ class TestSpawn:
         run = the_run(tmp_path)
         assert "run.divided" not in log
         assert read_run(run)["run_id_from"] in ("launcher", "torch.distributed")
+
+
+RANK_OF_MPI = """
+import stepprof
+stepprof.init({"steps": "1", "output_dir": "runs", "ranks": "all", "backend": "null"})
+for step in range(3):
+    with stepprof.profile_step(step, role="actor"):
+        pass
+stepprof.shutdown()
+"""
+
+
+class TestMpich:
+    def test_mpiexec(self, tmp_path):
+        """Both ranks that `mpiexec` starts, without a process group, join one run."""
+        mpiexec = Path(sysconfig.get_path("scripts")) / "mpiexec"
+        log = start(tmp_path, RANK_OF_MPI, "train.py", before=[str(mpiexec), "-n", "2"])
+        run = the_run(tmp_path)
+        assert "run.alone" not in log
+        assert read_run(run)["run_id_from"] == "launcher"

@@ -204,8 +204,8 @@ class TestWithoutSrun:
 
     def test_open_mpi(self, cluster, tmp_path):
         """The ranks of `mpirun` in a batch script are the ranks of one run."""
-        program("mpirun", "openmpi-bin")
-        mpirun = "mpirun --allow-run-as-root --oversubscribe -n 2"
+        program("mpirun.openmpi", "openmpi-bin")
+        mpirun = "mpirun.openmpi --allow-run-as-root --oversubscribe -n 2"
         ranks = cluster.batch(tmp_path, f"{mpirun} $python job.py mpi 0.05")
         assert [rank for _, rank, _ in ranks] == ["0", "1"]
         assert len({run for _, _, run in ranks}) == 1
