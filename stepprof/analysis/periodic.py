@@ -12,6 +12,9 @@ MOSTLY = 2 / 3
 """And if at least this share of the steps that are alike is on it."""
 MOST_WARM_UP = 10
 """The maximum number of steps of a process that warm it up."""
+BEYOND = 0.02
+"""A usual value is said to be outside of the others if it is so by this share of their median."""
+BEYOND_SECONDS = 0.002
 CLOSE = 0.05
 """Share of the median within which a value is usual, however little the others vary."""
 SPREAD = 4.5
@@ -63,6 +66,18 @@ def tolerance(values: Sequence[float]) -> float:
     """Return how far from their median a value is usual. One extreme value does not change it."""
     middle = median(values)
     return max(SPREAD * median(abs(value - middle) for value in values), CLOSE * middle)
+
+
+def extreme(value: float, others: Sequence[float]) -> str:
+    """Return how a usual value is nevertheless outside of all others, by more than their seconds are uncertain; else nothing.
+
+    >>> extreme(5.8, [4.0, 5.0, 5.5]), extreme(5.51, [4.0, 5.0, 5.5]), extreme(3.8, [4.0, 5.0, 5.5])
+    (', but longer than each of them', '', ', but shorter than each of them')
+    """
+    margin = max(BEYOND * median(others), BEYOND_SECONDS)
+    if value > max(others) + margin:
+        return ", but longer than each of them"
+    return ", but shorter than each of them" if value < min(others) - margin else ""
 
 
 def warm_up(values: Sequence[float]) -> int:

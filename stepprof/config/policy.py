@@ -7,7 +7,7 @@ checks the combination.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from stepprof.config.options.engine import ENGINE_BACKENDS, EngineOptions
@@ -77,6 +77,30 @@ class Policy:
         backend.
         """
         return getattr(self, backend) if backend in TABLES else self.plugins.get(backend, {})
+
+    def changed_options(self) -> dict[str, Any]:
+        """Return the options of the backends and the schedule that are not the defaults, for the manifest."""
+        found = {name: changed_from_default(self.options(name)) for name in self.backend}
+        if self.schedule is not None:
+            found["schedule"] = asdict(self.schedule)
+        return {name: table for name, table in found.items() if table}
+
+
+def changed_from_default(table: Any) -> dict[str, Any]:
+    """Return the options of a table that are not the defaults; of a plug-in backend, all.
+
+    >>> changed_from_default(TorchOptions(with_stack=True, activities=["cpu"]))
+    {'activities': ['cpu'], 'with_stack': True}
+    """
+    if isinstance(table, Mapping):
+        return dict(table)
+    values = {each.name: getattr(table, each.name) for each in fields(table)}
+    default = type(table)()
+    return {
+        name: list(value) if isinstance(value, tuple) else value
+        for name, value in values.items()
+        if value != getattr(default, name)
+    }
 
 
 def items(mapping: object, key: str) -> list[tuple[str, object]]:

@@ -300,6 +300,10 @@ class LocalCapture:
 
     def _conclude(self, result: ExportResult) -> bool:
         self.record.export_seconds = round(result.seconds, 6)
+        options = plain(self.policy.changed_options())
+        for fragment in self._fragments.values():
+            for record in fragment.windows:
+                record.options = options
         self.record.export_note = result.note
         if not self.has_background_export:
             self.add_stall(result.stall_seconds)

@@ -17,6 +17,7 @@ from stepprof.run.reasons import ReasonCode, is_pending
 STATUSES: tuple[str, ...] = get_args(Outcome)
 _MOST_STATISTICS = 64
 _LARGEST_STATISTIC = 1e15
+_LONGEST_OPTIONS = 1 << 16
 
 E = TypeVar("E", bound="Entry")
 Check = Callable[[Any], "str | None"]
@@ -127,6 +128,11 @@ def _statistics(value: object) -> str | None:
     return None if fits else "has a value that is not a valid number"
 
 
+def _options(value: object) -> str | None:
+    fits = value is None or (isinstance(value, dict) and len(str(value)) <= _LONGEST_OPTIONS)
+    return None if fits else f"is not an object of at most {_LONGEST_OPTIONS} characters"
+
+
 def _unchecked(value: object) -> None:
     return None
 
@@ -198,14 +204,15 @@ def _artifact_problem(artifact: object) -> str | None:
 class WindowEntry(CaptureEntry):
     """What one rank recorded of one window, or why it did not."""
 
-    checks: ClassVar[Mapping[str, Check]] = {**CaptureEntry.checks, "rank": _rank}
-    optional: ClassVar[tuple[str, ...]] = ("export_note", "region")
+    checks: ClassVar[Mapping[str, Check]] = {**CaptureEntry.checks, "rank": _rank, "options": _options}
+    optional: ClassVar[tuple[str, ...]] = ("options", "export_note", "region")
 
     rank: int | str | None = None
     world_size: int | None = None
     pid: int | None = None
     thread: int | None = None
     backend: str | None = None
+    options: dict[str, Any] | None = None
     arm_seconds: float | None = None
     arm_unix_ns: int | None = None
     wait_seconds: float | None = None

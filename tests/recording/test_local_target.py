@@ -54,6 +54,16 @@ def until(condition, seconds=10.0):
 
 @pytest.mark.usefixtures("faulty")
 class TestWindows:
+    def test_the_manifest_states_the_options_that_are_not_the_defaults(self, start) -> None:
+        """Every window of a capture has them, also one that joined it: recordings with unlike options are not compared."""
+        session = start(
+            steps="2", plugins={"faulty": {"depth": 3, "where": object()}}, roles={"ref": {"plugins": {}}}
+        )
+        run((2, "actor"), (2, "inner"))
+        ended(session)
+        options = [window["options"] for window in windows(session)]
+        assert options == [{"faulty": {"depth": 3, "where": "<object>"}}] * 2
+
     def test_the_end_of_an_export_does_not_affect_the_next_capture(self, start, monkeypatch) -> None:
         """If an export ends on its own thread while the next capture begins, that
         capture is watched all the same.

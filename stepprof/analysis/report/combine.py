@@ -28,6 +28,7 @@ from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.neighbourhood import neighbourhood_of
 from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, engine_of, gather, measurable
+from stepprof.analysis.report.profiler_options import options_of
 from stepprof.analysis.report.region_rows import region_rows
 from stepprof.analysis.report.replaced import replaced
 from stepprof.analysis.report.schema import (
@@ -296,7 +297,7 @@ def _recorded(process: Process, shortfalls: Sequence[Shortfall]) -> RecordedProc
     return RecordedProcess(
         process.label, process.kind, origin.rank, origin.role if is_engine else None, origin.replica,
         spans=len(traces) < len(process.digests) and not process.open_ended(), captures=sorted(captures), whole=whole,
-        ended=not process.cut_short(),
+        ended=not process.cut_short(), options=options_of(process.manifest_windows),
     )  # fmt: skip
 
 

@@ -148,5 +148,11 @@ def _why_not(a: RecordedProcess, b: RecordedProcess) -> str | None:
     if a.captures != b.captures:
         windows = [", ".join(each.captures) or "nothing" for each in (a, b)]
         return f"A recorded {windows[0]}, and B {windows[1]}"
+    if a.options is not None and b.options is not None and a.options != b.options:
+        own = [
+            ", ".join(option for option in one.options or () if option not in (other.options or ()))
+            for one, other in ((a, b), (b, a))
+        ]
+        return f"A was recorded with {own[0] or 'the defaults'}, and B with {own[1] or 'the defaults'}, which can also change how long the step takes"
     short = [name for name, each in (("A", a), ("B", b)) if each.whole is False]
     return f"its capture does not cover its window in {' and '.join(short)}" if short else None

@@ -20,7 +20,7 @@ from statistics import median
 
 from msgspec.structs import replace
 
-from stepprof.analysis.periodic import every, period, tolerance, warm_up
+from stepprof.analysis.periodic import every, extreme, period, tolerance, warm_up
 from stepprof.analysis.report.cause_times import cause_times
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
 from stepprof.analysis.report.processes import Process
@@ -293,13 +293,16 @@ def _sentence(
 ) -> str:
     """Return whether the step is typical, which roles are not, and whether other steps have other roles."""
     took = f"step {this.step} took {seconds(this.seconds)} in {process}"
+    lengths = [each.seconds for each in alike]
     kind = " with the same roles" if len(alike) < len(plain) else ""
     if not parts:
         return f"{took}; too few other steps{kind} to compare it with: {len(alike)} without recording, the first of the run not counted"
     whole = parts[0]
     spread = f"{seconds(whole.median)} ({seconds(whole.shortest)} to {seconds(whole.longest)})"
     others = f"the {whole.steps} other steps{kind} that were not recorded took {spread}"
-    verdict = "typical" if whole.typical else _unusual(this, whole.median, alike)
+    verdict = (
+        f"typical{extreme(this.seconds, lengths)}" if whole.typical else _unusual(this, whole.median, alike)
+    )
     if whole.typical is None:
         verdict = "whether that is usual is not known: the profiler held the processes of the step up at different times, or for different lengths of time"
     return f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}"

@@ -63,6 +63,8 @@ class RecordedProcess(msgspec.Struct, frozen=True):
     """Whether its spans show its windows and regions from begin to end: it has spans, and did not end in a window."""
     captures: list[str] = []
     """The windows that its captures cover, by their roles (``step`` without one), with the region if only that was captured; for an engine or a trace its files."""
+    options: list[str] | None = None
+    """The profilers of these windows, and their options that are not the defaults, such as ``torch.with_stack = true``; None: not known."""
     whole: bool | None = None
     """Whether the captures cover these windows from begin to end; None: not known, or there are none."""
     ended: bool = True

@@ -382,6 +382,35 @@ class TestCaptures:
         assert [each.topic for each in found.changes] == ["step"]
         assert "A recorded actor, and B actor, ref" in found.problems[0].problem
 
+    @pytest.mark.parametrize(
+        ("before", "after", "reason"),
+        [
+            (
+                ['backend = "torch"'],
+                ['backend = "torch"', "torch.with_stack = true"],
+                "A was recorded with the defaults, and B with torch.with_stack = true",
+            ),
+            (
+                ['backend = "torch"', 'torch.activities = ["cpu"]'],
+                ['backend = "npu"'],
+                'A was recorded with backend = "torch", torch.activities = ["cpu"], and B with backend = "npu"',
+            ),
+        ],
+    )
+    def test_captures_with_other_options_are_not_compared(self, before, after, reason):
+        """The profiler of one side recorded more, or other things: a longer operator is not the job's."""
+        found = self.compared([rank(0, options=before)], [rank(0, options=after)])
+        assert [each.topic for each in found.changes] == ["step"]
+        assert found.problems[0].problem == (
+            f"operators and kernels are not compared: rank 0: {reason}, which can also change how long the step takes"
+        )
+
+    @pytest.mark.parametrize("options", [None, ["torch.with_stack = true"]])
+    def test_captures_with_the_same_options_or_unknown_ones(self, options):
+        """Manifests of older versions do not state the options: the captures are compared as before."""
+        found = self.compared([rank(0, options=options)], [rank(0, options=["torch.with_stack = true"])])
+        assert "op" in [each.topic for each in found.changes]
+
     def test_the_same_rank_may_have_another_label(self):
         """In B rank 0 has a second role, without a capture in it: its label has no role."""
         before, after = ProcessTime("actor rank 0", 1.0), ProcessTime("rank 0", 1.5)

@@ -68,6 +68,21 @@ class TestTypical:
             "step 3 took 3.10 s in rank 0: typical; the 3 other steps that were not recorded took 3.30 s (3.00 s to 3.40 s)"
         )
 
+    @pytest.mark.parametrize(
+        ("length", "text"),
+        [
+            (5.8, "typical, but longer than each of them; "),
+            (5.05, "typical; "),  # by less than 2 %
+            (1.2, "typical, but shorter than each of them; "),
+        ],
+    )
+    def test_a_typical_step_at_the_edge(self, run, length, text) -> None:
+        """The others vary so much that the step is typical; that no other one is as long, or as short, is said."""
+        others = [3.0, 2.0, 4.0, 5.0, 1.5, 4.4]
+        runs.record(run, step=6)
+        spans(run, 0, [(number, {None: each}) for number, each in enumerate([*others, length, *others])])
+        assert text in neighbourhood([run.path], 6).text
+
     def test_a_longer_step_names_its_role(self, run) -> None:
         spans(run, 0, [(number, both(2.0, 3.0 if number == 3 else 1.0)) for number in range(6)])
         found = neighbourhood([run.path], 3)
