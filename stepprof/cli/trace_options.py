@@ -6,7 +6,7 @@ import argparse
 import contextlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from stepprof.cli.common import add_occurrence, add_output_dir, add_step
@@ -112,6 +112,25 @@ def warn_unread(sources: Sequence[str], what: str) -> int:
             file=sys.stderr,
         )
     return 1 if sources else 0
+
+
+def short_files(
+    sources: Iterable[tuple[str, str | None]],
+    shortfalls: Iterable[tuple[str, str]],
+    unlisted: Collection[str | None],
+) -> list[str]:
+    """Return the files of a report that were read only in part, of those that no manifest lists.
+
+    Args:
+        sources: the label and path of each source of the report.
+        shortfalls: the label and status of each of its shortfalls.
+        unlisted: the paths of the files that no manifest lists.
+
+    >>> short_files([("a", "a.json"), ("a", "a.jsonl")], [("a", "damaged")], {"a.json"})
+    ['a.json']
+    """
+    short = {label for label, status in shortfalls if status in SHORT}
+    return [path or "" for label, path in sources if label in short and path in unlisted]
 
 
 def warn_incomplete(empty: Sequence[str], cut: Sequence[str], what: str) -> int:

@@ -213,6 +213,11 @@ class RecordedStep:
         return self._found.occurrence
 
     @property
+    def unlisted(self) -> set[str | None]:
+        """The paths of its traces that no manifest lists."""
+        return self._found.unlisted
+
+    @property
     def occurrences(self) -> int:
         """How many steps with its number were recorded."""
         return self._found.occurrences

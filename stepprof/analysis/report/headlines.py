@@ -108,7 +108,7 @@ def _quiet(report: Report, findings: Sequence[Finding]) -> list[Finding]:
         return []
     whose = "the only finding is" if len(lengths) == 1 else f"the longest of {len(lengths)} findings is"
     text = f"nothing stands out: {whose} {seconds_text(max(lengths))}, {percent(max(lengths) / report.seconds)} of the step"
-    return [Finding(text, QUIET, advice="`report.json`, Markdown and the page list them")]
+    return [Finding(text, QUIET)]
 
 
 _DIVIDE = 'put `with stepprof.region("…"):` around its parts, or `role="…"` on its windows'

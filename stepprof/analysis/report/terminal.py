@@ -155,6 +155,8 @@ def _print_findings(console: Console, findings: Sequence[Finding]) -> None:
     """Print the first screen, and below it the other findings, as the first part of what is behind it."""
     first, others = first_screen(shown_first(findings))
     _print_all(console, first)
+    if len(first) + len(others) < len(findings):
+        _indented(console, Text("the page, `report.json` and `--markdown` list the findings", style="dim"))
     if others:
         console.print()
         console.print(Text(f"and {number(len(others))} more", style="bold"))

@@ -110,9 +110,14 @@ class Found:
     """
 
     @property
-    def is_listed(self) -> bool:
-        """Return whether a manifest lists the inputs: those of a run, or the pieces of a timeline of one. It states which are incomplete."""
-        return bool(self.runs) or any(each.piece is not None for each in self.inputs)
+    def unlisted(self) -> set[str | None]:
+        """The paths of the traces that no manifest lists. A manifest of the run, or of a timeline of it, states which of its captures are incomplete."""
+        traces = [each for each in self.inputs if each.origin.kind != "spans"]
+        return {
+            each.origin.path
+            for each in traces
+            if each.origin.kind == "trace" or (each.status is None and each.piece is None)
+        }
 
     def named(self, name: str) -> str:
         """Return the default name of a file made of the step. An occurrence before the last one has

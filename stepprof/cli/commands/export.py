@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepprof.cli.common import add_json, add_run_or_traces, chosen_run, given_traces, output_dir, print_json
 from stepprof.cli.output import print_lines
-from stepprof.cli.trace_options import SHORT, require_extra, warn_incomplete, warn_unread
+from stepprof.cli.trace_options import require_extra, short_files, warn_incomplete, warn_unread
 from stepprof.formatting import counted, size
 
 
@@ -49,13 +49,16 @@ def run(args: argparse.Namespace) -> int:
         print_lines(*(f"{each.path}  {counted(each.rows, 'row')}, {size(each.bytes)}" for each in written))
         if opened.problems:
             print_lines("notes:", *(f"  {problem}" for problem in opened.problems))
-    incomplete = [_incomplete(step.report) for step in exported if traces]
+    incomplete = [_incomplete(step.report, step.unlisted) for step in exported if traces]
     return warn_unread(opened.unread, "the findings") or int(any(incomplete) or bool(given.left_out))
 
 
-def _incomplete(report: Mapping[str, Any]) -> int:
-    """Print which traces were not read to their end, or have no event. Return the exit status."""
+def _incomplete(report: Mapping[str, Any], unlisted: Collection[str | None]) -> int:
+    """Print which traces that no manifest lists were not read to their end, or have no event. Return the exit status."""
     empty = [each["path"] for each in report["sources"] if each["kind"] == "trace" and not each["events"]]
-    short = {each["label"] for each in report["shortfalls"] if each["status"] in SHORT}
-    cut = [each["path"] for each in report["sources"] if each["label"] in short]
+    cut = short_files(
+        ((each["label"], each["path"]) for each in report["sources"]),
+        ((each["label"], each["status"]) for each in report["shortfalls"]),
+        unlisted,
+    )
     return warn_incomplete(empty, cut, "the tables")

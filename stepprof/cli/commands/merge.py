@@ -152,8 +152,7 @@ def run(args: argparse.Namespace) -> int:
         print_lines(*(line for each in timelines for line in _rendered(found, *each)))
     parts = [part for merged, _ in timelines for part in merged.parts]
     empty = [part.path for part in parts if part.events == 0 and part.findings]
-    named = {each.origin.path for each in found.inputs if each.origin.kind == "trace" or not found.is_listed}
-    cut = [part.path for part in parts if not part.whole and part.path in named]
+    cut = [part.path for part in parts if not part.whole and part.path in found.unlisted]
     return warn_incomplete(empty, cut, "the timeline") or int(bool(given.left_out))
 
 

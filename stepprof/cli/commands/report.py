@@ -17,13 +17,13 @@ from stepprof.cli.common import only_traces, output_dir
 from stepprof.cli.make_outputs import is_written
 from stepprof.cli.output import print_json, print_lines, print_text
 from stepprof.cli.trace_options import (
-    SHORT,
     add_sources,
     add_work,
     begin_reading,
     chosen_cluster,
     progress_bar,
     report_console,
+    short_files,
     warn_incomplete,
     warn_unread,
 )
@@ -124,9 +124,11 @@ def run(args: argparse.Namespace) -> int:
 def _incomplete(report: Report, found: Found) -> int:
     """Print which files that no manifest lists were not read to their end, or have no event. Return the exit status."""
     empty = [each.path or "" for each in report.sources if each.kind == "trace" and not each.events]
-    statuses = ("cut",) if found.is_listed else SHORT
-    short = {each.label for each in report.shortfalls if each.status in statuses}
-    cut = [each.path or "" for each in report.sources if each.kind != "spans" and each.label in short]
+    cut = short_files(
+        ((each.label, each.path) for each in report.sources),
+        ((each.label, each.status) for each in report.shortfalls),
+        found.unlisted,
+    )
     return warn_incomplete(empty, cut, "the report")
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import io
+
 import pytest
+from rich.console import Console
 
 from stepprof.analysis.report.headlines import sentences, shown_first
+from stepprof.analysis.report.markdown import render
 from stepprof.analysis.report.schema import (
     Bar,
     Finding,
@@ -22,6 +26,7 @@ from stepprof.analysis.report.schema import (
     TimeOf,
     UnmatchedTime,
 )
+from stepprof.analysis.report.terminal import print_report
 
 
 def report_of(**parts):
@@ -350,6 +355,17 @@ class TestNothingStandsOut:
         """The terminal has the sentence alone."""
         made = sentences(report_of(), self.SMALL)
         assert [each.text for each in shown_first(made)] == [self.TEXT]
+
+    def test_where_the_others_are(self):
+        """The terminal says where they are listed. The finding itself does not: the page and Markdown list them below it."""
+        made = sentences(report_of(), self.SMALL)
+        console = Console(file=io.StringIO(), width=120)
+        print_report(report_of(findings=made), console)
+        printed = console.file.getvalue()
+        assert "the page, `report.json` and `--markdown` list the findings" in printed
+        assert "190 ms of something" not in printed
+        assert made[0].advice is None
+        assert "list the findings" not in render(report_of(findings=made))
 
     def test_a_finding_that_stands_out(self):
         """With one finding of 5 % of the step, all are shown."""
