@@ -15,6 +15,7 @@ from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.hooks import Hook, around, hooked
 from stepprof.integrations.slime_job import CALLS, METHODS, Job
 from stepprof.integrations.training_loop import close_timer, open_timer
+from stepprof.untraced import Reference, untraced
 from stepprof_autoload import activate
 
 if TYPE_CHECKING:
@@ -136,12 +137,12 @@ def _group_answers(group: Any, error: BaseException | None) -> None:
         if group not in job.groups:
             job.groups.append(group)
         for actor in getattr(group, job.handles):
-            actor.__ray_call__.remote(_activate)
+            actor.__ray_call__.remote(Reference(_activate))
 
 
 def _activate(_: object) -> None:
     """Attach the adapters in a rank, which may not have inherited the environment of the job."""
-    activate(asked=True)
+    untraced(lambda: activate(asked=True))
 
 
 def _train_begins(group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -13,6 +13,7 @@ import stepprof
 from stepprof.integrations.groups import merged
 from stepprof.integrations.training_loop import EVAL
 from stepprof.log import logger
+from stepprof.untraced import Reference
 
 GROUPS = {
     "actor_rollout_wg": ("actor", "weight_sync"),
@@ -83,7 +84,9 @@ def _loops_and_rewards(trainer: Any, agent_loops: Any) -> tuple[list[Any], list[
     rollouter = _rollouter(trainer)
     if rollouter is None:
         return _handles(trainer, agent_loops)
-    found: tuple[list[Any], list[Any]] = sys.modules["ray"].get(rollouter.__ray_call__.remote(_handles))
+    found: tuple[list[Any], list[Any]] = sys.modules["ray"].get(
+        rollouter.__ray_call__.remote(Reference(_handles))
+    )
     return found
 
 

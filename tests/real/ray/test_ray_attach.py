@@ -521,13 +521,29 @@ def test_a_driver_whose_working_directory_is_temporary(run_script, plugin, clust
 
 
 def test_an_actor_that_profiles_itself_with_stacks(ray_here, make, tmp_path) -> None:
-    """An actor that is attached and recorded inside its own torch profile gets this profile, as without stepprof."""
+    """An actor that is attached and recorded inside its own torch profile gets this profile, as without stepprof.
+
+    The profiled thread executes only the two modules that keep the code of their bodies. The actor has a worker of its own,
+    because another worker may have loaded stepprof.
+    """
 
     class Profiled:
         def begin(self):
-            from torch.profiler import profile
+            import sys
+            import threading
 
-            self.profile = profile(with_stack=True).__enter__()
+            import torch
+
+            self.executed, self.thread = [], threading.current_thread()
+
+            def note(event, arguments):
+                if event == "exec" and getattr(arguments[0], "co_name", "") == "<module>":
+                    is_traced = threading.current_thread() is self.thread
+                    self.executed.append((is_traced, arguments[0].co_filename))
+
+            self.profile = torch.profiler.profile(with_stack=True).__enter__()
+            sys.addaudithook(note)
+            return "stepprof" in sys.modules
 
         def end(self):
             import torch
@@ -536,13 +552,26 @@ def test_an_actor_that_profiles_itself_with_stacks(ray_here, make, tmp_path) -> 
             self.profile.__exit__(None, None, None)
             return sum(event.name == "aten::ones" for event in self.profile.events())
 
-    handle = make(Profiled)
-    ray_here.get(handle.begin.remote())
+        def modules(self):
+            from pathlib import Path
+
+            import stepprof
+
+            folder = str(Path(stepprof.__file__).parent) + "/"
+            return {
+                (traced, path[len(folder) :]) for traced, path in self.executed if path.startswith(folder)
+            }
+
+    handle = make(Profiled, actor_options={"runtime_env": {"env_vars": {"WORKER_OF": "profiled"}}})
+    assert not ray_here.get(handle.begin.remote())
     session = stepprof.init({"output_dir": str(tmp_path), "steps": "2", "ranks": "all", "backend": "null"})
     stepprof.attach(handle, role="actor", kind="rank", rank=0)
     with stepprof.profile_step(2, role="actor"):
         pass
     assert ray_here.get(handle.end.remote()) == 1
+    executed = ray_here.get(handle.modules.remote())
+    assert {path for traced, path in executed if traced} == {"__init__.py", "untraced.py"}
+    assert (False, "remote/ray/inside/follower.py") in executed
     stepprof.shutdown(20)
     found = [
         window for each in fragments(session.path / "step-000002").values() for window in each["windows"]
