@@ -18,6 +18,7 @@ __all__ = [
     "READING",
     "SCORING",
     "SLEEPING",
+    "STARVED",
 ]
 
 
@@ -98,3 +99,5 @@ POOLING = tuple(
 )  # fmt: skip
 """A thread that waits for the result of a pool."""
 COLLECTING = (replace(PYTHON, collects=True), replace(COMPUTING, collects=True, operator=None, kernel=False))
+STARVED = (replace(COMPUTING, cpu=0.1, queued=0.9), replace(PYTHON, cpu=0.3, queued=0.7))
+"""A thread that other processes keep from its CPU."""

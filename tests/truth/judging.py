@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from stepprof.analysis.findings.wording import SHARE_CPUS
 from stepprof.analysis.report.schema import Finding, Report
 from truth.scheduling import Ran, run
 from truth.worlds import DRIVER, HELD, NEEDED, Cause, Name, Until, World
@@ -147,12 +148,16 @@ def _false(world: World, findings: Sequence[Finding], truth: Judged, report: Rep
         more = re.search(r"it had [\d,]+ (\w+)", why)
         if each.topic == "straggler" and (None if more is None else more[1]) != truth.cause.more:
             wrong.append(f"more {truth.cause.more}: {_text(each)}")
+    starved = "straggler" in truth.cause.topics and world.recording != "no evidence" and truth.cause.starved
+    for each in findings:
+        if (each.advice == SHARE_CPUS) != starved and not _is_hidden(world, truth.cause):
+            wrong.append(f"starved: {starved}: {_text(each)}, {each.advice}")
     gains = [each.saves for each in findings]
     late = any(isinstance(each, Until) for each in world.steps[world.recorded].get(0, ()))
     if late and truth.cause.processes.issuperset(name for name in world.on if isinstance(name, int)):
         return wrong  # no rank enters the region earlier than others: nothing shows the common time
     if None in gains:
-        if world.waits_known and not (len(report.islands) > 1 or late):
+        if world.waits_known and not (len(report.islands) > 1 or late or truth.displaced):
             wrong.append(f"no gain, true are {truth.gain:.3f} s: {texts}")
     elif not least - within <= sum(each or 0.0 for each in gains) <= truth.gain + within:
         wrong.append(f"saves {gains} s, not {truth.gain:.3f}: {texts}")

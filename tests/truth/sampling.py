@@ -40,7 +40,7 @@ def evidence(line: Line, thread: int, step: int, phase: int, until: int) -> Iter
                 "kind": "stack",
                 "start": start,
                 "dur": end - start,
-                "attrs": _stack(doing, samples, round(used)),
+                "attrs": _stack(doing, samples, round(used), round(doing.queued * (end - start))),
             }
             if doing.others is not None:
                 task = {**_stack(doing.others, samples, round(doing.others.cpu * (end - start))), **POOL}
@@ -95,13 +95,13 @@ def _stretches(pieces: Sequence[Piece], first: int, end: int) -> Iterator[tuple[
     yield from found
 
 
-def _stack(doing: Doing, samples: int, used: int) -> Spanned:
+def _stack(doing: Doing, samples: int, used: int, queued: int = 0) -> Spanned:
     attributes: Spanned = {
         "frames": doing.frames,
         "call": doing.call,
         "samples": samples,
         "cpu": used,
-        "run_queue": 0,
+        "run_queue": queued,
     }
     if doing.compiles:
         attributes["compiles"] = True

@@ -20,6 +20,7 @@ from truth.doings import (
     READING,
     SCORING,
     SLEEPING,
+    STARVED,
 )
 from truth.model import MS
 from truth.planting import Builder, Planted
@@ -264,13 +265,33 @@ KINDS: dict[str, Plant] = {
     "host": _longer("host", ("forward", "backward"), LAUNCHING, exact=True),
     "memory": _longer("memory", ("forward", "backward"), ALLOCATING, exact=True),
 }
+
+
+def _starved(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    """Plant a rank that has no CPU most of the time."""
+    cause, planted = _slower(shape, drawn)
+    own = shape.forward if planted.region == "forward" else shape.backward
+    ns = [max(planted.ns[0], own)]
+    return replace(cause, starved=True), replace(planted, doing=drawn.choice(STARVED), ns=ns)
+
+
+def _half(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    """Plant several ranks that are equally slow: each is one of half of the others, or of fewer."""
+    cause, planted = _slower(shape, drawn)
+    some = frozenset[Name](drawn.sample(range(shape.ranks), drawn.randint(1, (shape.ranks + 1) // 2)))
+    return replace(cause, processes=some), replace(planted, processes=some)
+
+
+NEWER = 0.05
+"""Share of the worlds that have one of the following causes alone."""
+NEWER_KINDS: dict[str, Plant] = {"starved": _starved, "half": _half}
 NEW_KINDS: dict[str, Plant] = {
     "tokens": _tokens,
     "threads": _threads,
     "awaits": _awaits,
 }
 """Some worlds have one of these alone."""
-OF_RANKS = ("tokens", "slower", "overlap")
+OF_RANKS = ("tokens", "slower", "overlap", "starved", "half")
 """Causes that a single rank cannot have."""
 OF_DEVICES = ("host", "memory")
 
@@ -301,11 +322,14 @@ def ranks_world(
     new = random.Random(f"new {seed}")
     if kinds is None and new.random() < NEW:
         found = [new.choice([*NEW_KINDS])]
+    newer = random.Random(f"later {seed}")
+    if kinds is None and newer.random() < NEWER:
+        found = [newer.choice([*NEWER_KINDS])]
     for kind in found if kinds is None else kinds:
         alone = kind in OF_RANKS and shape.ranks == 1
         if alone or (kind in OF_DEVICES and shape.device == "cpu"):
             continue
-        cause, more = {**KINDS, **NEW_KINDS}[kind](shape, drawn)
+        cause, more = {**KINDS, **NEW_KINDS, **NEWER_KINDS}[kind](shape, drawn)
         if variant == "period":
             cause = replace(cause, every=PERIOD)
             more = replace(more, steps=range(shape.recorded % PERIOD, STEPS, PERIOD))

@@ -44,6 +44,8 @@ class Doing:
     """The function that a coroutine awaits meanwhile: a call of it for each piece."""
     others: Doing | None = None
     """What a thread of a pool does meanwhile."""
+    queued: float = 0.0
+    """Share of the time in which it is ready to run, and has no CPU."""
 
 
 LOOP: Frame = ("train", "train.py", 40, True)
@@ -160,6 +162,8 @@ class Cause:
     """The period of the steps that have it; 0: not some of them."""
     more: str | None = None
     """What its processes have more of than the others."""
+    starved: bool = False
+    """Whether its processes have no CPU most of the time."""
     needs_evidence: bool = False
     """Whether only samples, or recorded collections, show what it is."""
 

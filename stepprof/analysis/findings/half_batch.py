@@ -32,8 +32,10 @@ def half_batch(ledger: Ledger) -> None:
 
 
 def _worked(facts: Facts, part: Part) -> Intervals:
-    """Return the time of a part in which its stacks do not show that it was in a collective: traces show that too, if there are some."""
-    return part.when - facts.signs[part.process].in_collectives(part.when)
+    """Return the time of a part in which neither its trace nor its stacks show that it was in a collective."""
+    timeline = facts.timelines[part.process]
+    met = timeline.communicating | timeline.unmatched | timeline.waiting
+    return part.when - met - facts.signs[part.process].in_collectives(part.when)
 
 
 def _empty(facts: Facts, part: Part) -> float:

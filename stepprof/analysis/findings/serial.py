@@ -76,13 +76,23 @@ def _waits_for_others(facts: Facts, part: Part) -> bool:
 def _waits(facts: Facts, part: Part) -> bool:
     """Return whether the thread waited in the regions of a part: by its stacks, else by its CPU time.
 
-    A thread that computes on a busy machine uses little CPU time too.
+    A thread that computes on a busy machine uses little CPU time too: what runs operators, or uses the CPU in another process, is no wait.
     """
     signs = facts.signs[part.process]
     if signs.stacks:
         return signs.are_idle(part.when)
+    if 2 * (facts.timelines[part.process].computing & part.when).total >= part.when.total:
+        return False
+    used = {each.process: _cpu_share(facts, each) for each in facts.alike(part)}
+    return all(share is None or share < IDLE for share in used.values()) and used[part.process] is not None
+
+
+def _cpu_share(facts: Facts, part: Part) -> float | None:
+    """Return the share of its regions' time that a part used a CPU; None: not known."""
     regions = [
-        each for each in signs.regions if part.when.clip(each[0], each[1]).total >= 0.9 * (each[1] - each[0])
+        each
+        for each in facts.signs[part.process].regions
+        if part.when.clip(each[0], each[1]).total >= 0.9 * (each[1] - each[0])
     ]
     wall = sum(end - start for start, end, _ in regions) / 1e9
-    return bool(regions) and sum(cpu for _, _, cpu in regions) < IDLE * wall
+    return sum(cpu for _, _, cpu in regions) / wall if wall else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
 from typing import NamedTuple
@@ -46,64 +46,70 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         shared: only regions that the other ranks have too; otherwise those that only one rank has.
     """
     own, most = _own(ledger), _own(ledger, possible=True)
+    named_together: set[tuple[str, Key]] = set()
     for part in ledger.parts("work"):
         key = (part.role, part.region)
+        if (part.process, key) in named_together:
+            continue
         peers = _peers(ledger.facts, part.process, part.role)
         peers = [label for label in peers if _comparable(ledger, part, label)]
         others = {label: most[label][key] for label in peers if key in most[label]}
         if not peers or bool(others) != shared or part.process not in own:
             continue
-        times = [*others.values()] or [0]
         mine = own[part.process][key]
-        excess = mine - median(times) - _absorbed(ledger.facts, part)
+        middle, measure = _measure(mine, others)
+        excess = mine - middle - _absorbed(ledger.facts, part)
         if excess < ledger.least * 1e9 or _is_in_collectives(ledger.facts, part):
             continue
-        without = {part.process: share_of(part.when, excess / part.when.total)}
+        spent = share_of(part.when, excess / part.when.total)
+        without = {part.process: spent}
         also: list[str] = []
         waited = _waited(ledger, part)
         maybe = None if waited else _may_have_waited(ledger.facts, part)
         gain = ledger.facts.graph.gain(without)
         if gain is None or gain < ledger.least * 1e9:
-            also = [label for label, time in others.items() if time - median(times) >= excess / 2]
-            slow = {label: replace(part, process=label) for label in also}
-            for label, each in slow.items():
-                when = _stretches(ledger.facts, each)
-                without[label] = share_of(when, (others[label] - median(times)) / max(when.total, 1))
+            also = [label for label, time in others.items() if time - middle >= excess / 2]
+            slow = {part.process: mine, **{label: others[label] for label in also}}
+            if also:
+                without = {
+                    label: _beyond(ledger.facts, part, label, time - middle) for label, time in slow.items()
+                }
+                spent = _on_path(ledger, part, without)
             rest = others.keys() - {*also}
             even = gain is None and not maybe and _takes_as_long(ledger, own, part.process, key, rest)
             if (gain is not None and not also) or even or _saves_nothing(ledger, without):
                 continue  # another rank takes as long by other work
-        own_seconds, middle = mine / 1e9, median(times) / 1e9
-        more, equal = _more(ledger.facts, part, others)
-        alone = middle <= LITTLE * own_seconds
+        more, equal = _more(ledger.facts, part, measure)
+        alone = middle <= LITTLE * mine
         named = part.name is not None and not any(_meeting(ledger.facts, each, part) for each in others)
         idle = ledger.facts.signs[part.process].are_idle(part.when)  # then its machine is not the cause
-        elsewhere = _in_other_steps(ledger.facts, part, [*others], excess / 1e9)
+        elsewhere = _in_other_steps(ledger.facts, part, measure, excess / 1e9)
         steps = elsewhere.text
         if elsewhere.often and not (more or alone or idle):
             steps += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
         calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
         apart = ", collectives not counted" if any(map(len, calls)) else ""
         having = None
+        than = _than(measure, others)
         if not others:
             having = having_of(ledger.facts, part, part.name) if part.name else None
             lack = having.phrase() if having else ""
             text = f"{part.process} spent {{seconds}} in {inside(part)}{lack}{apart}, and no other rank did"
         else:
-            than = "the median of the others" if len(others) > 1 else next(iter(others))
             text = (
                 f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}{_as_did(also)}"
             )
+        named_together |= {(label, key) for label in also}
         ledger.claim(
             part,
-            share_of(part.when, excess / part.when.total),
+            spent,
             "straggler",
             text,
             why="; ".join(
                 filter(
                     None,
                     [
-                        more or f"{seconds_text(own_seconds)} against {seconds_text(middle)}",
+                        more or f"{seconds_text(mine / 1e9)} against {seconds_text(middle / 1e9)}",
                         steps,
                         having.evidence() if having else None,
                         waited or maybe,
@@ -114,13 +120,56 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             advice=SHARE_CPUS
             if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
             else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle, met=not maybe),
-            assumption=("the ranks take" if also else "the rank takes")
-            + " as long as the median of the others"
+            assumption=("the ranks take" if also else "the rank takes") + f" as long as {than}"
             if others
             else "no rank spends this time",
             without=without,
             also=also,
         )
+
+
+def _measure(mine: int, others: Mapping[str, int]) -> tuple[float, list[str]]:
+    """Return how long others take in a place, and which ones show it: all by their median, or the faster half.
+
+    If the slower half takes about as long as the rank itself, the median is a time between the two that no rank takes.
+
+    >>> _measure(90, {"rank 0": 30, "rank 1": 88}), _measure(90, {"rank 0": 30, "rank 1": 34})
+    ((30, ['rank 0']), (32.0, ['rank 0', 'rank 1']))
+    """
+    ordered = sorted(others, key=lambda label: others[label])
+    half = len(ordered) // 2
+    if half and len(ordered) % 2 == 0:
+        low, high = (others[label] for label in ordered[half - 1 : half + 1])
+        if mine - low < 2 * (high - low) < 4 * (mine - low):
+            return low, ordered[:half]
+    return median(others.values()) if others else 0, [*others]
+
+
+def _than(measure: Sequence[str], others: Collection[str]) -> str:
+    """Return by which of the others a rank is measured."""
+    if len(measure) == 1:
+        return measure[0]
+    return (
+        "the median of the others"
+        if len(measure) == len(others)
+        else f"{len(measure)} of the {len(others)} others"
+    )
+
+
+def _beyond(facts: Facts, part: Part, label: str, excess: float) -> Intervals:
+    """Return the time by which a process exceeds others in the place of a part: the end of each visit."""
+    when = _stretches(facts, replace(part, process=label))
+    return share_of(when, excess / max(when.total, 1))
+
+
+def _on_path(ledger: Ledger, part: Part, without: Mapping[str, Intervals]) -> Intervals:
+    """Return what is on the path of some time that several processes would not spend in the place of a part."""
+    place = (part.role, part.region)
+    return Intervals.all_of(
+        each.when & without[each.process]
+        for each in ledger.parts("work")
+        if (each.role, each.region) == place and each.process in without
+    )
 
 
 def _takes_as_long(

@@ -12,7 +12,7 @@ from digested import MS, T0, engine, engine_entry, manifest, source, spans, trac
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
 from stepprof.analysis.timeline.model import Origin
-from stepprof.run.evidence import CaptureUse, Collection, Evidence, Frame, StackStretch
+from stepprof.run.evidence import CaptureUse, Collection, Evidence, Frame, RegionCpu, StackStretch
 
 
 def report(*sources, **more):
@@ -189,6 +189,29 @@ def test_calls_that_overlap_are_not_one_after_the_other(length, topics):
         evidence=[evidence((0, 100, "self._selector.poll"))],
     )
     assert [topic for topic, *_ in causes(made)] == topics
+
+
+@pytest.mark.parametrize(("other", "operators", "topics"), [(2, 0, ["serial"]), (14, 0, []), (2, 80, [])])
+def test_calls_without_a_cpu_are_no_waits_if_the_other_rank_or_operators_show_that_they_compute(
+    other, operators, topics
+):
+    """Without stacks, the CPU time of four calls of 20 ms is known, 2 ms each in rank 0: it waits, or has no CPU."""
+
+    def rank(number, cpu):
+        calls = [("region", "work", 20 * at, 20, None) for at in range(4)]
+        uses = tuple(
+            RegionCpu(7, 2, None, T0 + 20 * at * MS, T0 + 20 * (at + 1) * MS, "work", cpu / 1e3)
+            for at in range(4)
+        )
+        return spans(number, ("window", "step", 0, 100, None), *calls), Evidence(
+            number, "h", 100 + number, regions=uses
+        )
+
+    (first, used), (second, others) = rank(0, 2), rank(1, other)
+    ran = [trace(number, ("thread", "cpu_op", "aten::mm", 0, operators)) for number in range(2) if operators]
+    windows = [manifest(*(window(number, None, end=100) for number in range(2)))] if ran else []
+    made = report(first, second, *ran, evidence=[used, others], manifests=windows)
+    assert [topic for topic, *_ in causes(made) if topic == "serial"] == topics
 
 
 @pytest.mark.parametrize(("milliseconds", "file"), [(40, "train.py"), (60, "distributed_c10d.py")])

@@ -337,6 +337,19 @@ class TestGain:
         assert slow.also == ["actor rank 2"]
         assert slow.assumption == "the ranks take as long as the median of the others"
 
+    @pytest.mark.parametrize(
+        ("slow", "fast", "than"),
+        [(2, 1, "actor rank 2"), (3, 2, "2 of the 4 others"), (2, 2, "the median of the others")],
+    )
+    def test_half_of_the_others_are_as_slow(self, slow, fast, than):
+        """The median of the others would be a time between theirs: the slow ranks are measured by the fast ones, and named together."""
+        made = synchronised(*[[("f", 1500)]] * slow, *[[("f", 700)]] * fast)
+        assert stragglers(made) == [("actor rank 0", "f", 0.8, 0.8)]
+        (found,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
+        assert f"spent 800 ms longer than {than} in `f`" in found.text
+        assert found.also == [f"actor rank {rank}" for rank in range(1, slow)]
+        assert found.assumption == f"the ranks take as long as {than}"
+
     def test_more_ranks_that_are_equally_slow_where_ranks_leave_together(self):
         """Three of eight leave `sync` with the others. One of them alone has no known gain; the three have one, and each is named."""
         made = combine(
