@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from security_promises import SHOWN_BY
 
 import stepprof
 from stepprof.analysis.report.schema import Bar, Comparison, RegionTime, Report
@@ -226,3 +227,42 @@ def test_the_readmes_example_records_the_stated_windows(tmp_path, monkeypatch):
     promised = re.search(r"log\.info\(.*# (.+)$", loop, re.MULTILINE)
     assert promised
     assert logged[0] == promised[1].replace("torch", "null")
+
+
+class TestSecurity:
+    """SECURITY.md and the tests agree."""
+
+    def test_every_promise_has_its_tests(self):
+        """Nothing is left of what stepprof does when the sentences that have tests are taken out."""
+        section = (
+            (ROOT / "SECURITY.md")
+            .read_text(encoding="utf-8")
+            .partition("## What is not trusted\n")[2]
+            .partition("\n## ")[0]
+        )
+        rows = [line[2:-2].split(" | ") for line in section.splitlines() if line.startswith("| ")]
+        rest = " ".join(row[1] for row in rows if len(row) > 1)
+        for sentence in SHOWN_BY:
+            assert sentence in rest, sentence
+            rest = rest.replace(sentence, "")
+        rest = rest.replace(": the run gets the next free name (`job.2`), and the log says why.", "")
+        assert re.sub(r"[\s:,.]|and", "", rest) == ""
+
+    def test_the_tests_exist(self):
+        """Each named module has a test of that name."""
+        named = {test.partition("::")[::2] for tests in SHOWN_BY.values() for test in tests}
+        texts = {file: (ROOT / "tests" / file).read_text(encoding="utf-8") for file, _ in named}
+        assert [
+            (file, name) for file, name in sorted(named) if f"def {name or 'test_'}" not in texts[file]
+        ] == []
+
+    def test_torch_and_transformers_load_no_file(self):
+        """No module calls `torch.load` or `from_pretrained`."""
+        calls = {
+            (path.name, ast.unparse(node.func))
+            for path in (ROOT / "stepprof").rglob("*.py")
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+        }
+        assert len(calls) > 1_000
+        assert [each for each in calls if re.search(r"\btorch\.load$|\.from_pretrained$", each[1])] == []
