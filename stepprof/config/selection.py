@@ -239,6 +239,8 @@ def _interval(part: str, value: object, key: str, *, words: tuple[str, ...]) -> 
 def _nearest_word(part: str, words: tuple[str, ...]) -> str:
     import difflib  # imported only for a mistake
 
+    if part.isascii() and part.isdecimal():
+        return "a number has at most 18 digits"
     if re.fullmatch(r"-\s*\d+", part):
         return f'numbers start at 0; did you mean "{part.lstrip("- ")}"?'
     if (

@@ -17,6 +17,7 @@ from typing import Any
 from stepprof.config.config import Config
 from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
+from stepprof.formatting import ranges
 from stepprof.host import real_time
 from stepprof.host.own_files import own_uid
 from stepprof.instrument.context import cell
@@ -157,11 +158,30 @@ def _check_against(path: Path, request: Request, statuses: Sequence[Mapping[str,
     if request.role is not None and (roles or begun_steps) and request.role not in roles:
         others = nearest(request.role, sorted(roles)) if roles else ", nor of any other one; leave role out"
         raise ConfigError.at("role", request.role, f"no window of this role has begun{others}")
+    if not engines:  # the ranks of an engine's role are those of its replicas
+        _check_ranks_of_role(request, statuses)
     for role in (None, request.role, *known.roles):
         if request.concerns(role):
             request.policy(known.policy(role))
     if request.ranks is not None and isinstance(world, int) and (request.role is None or not engines):
         request.ranks.check(world)
+
+
+def _check_ranks_of_role(request: Request, statuses: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse ranks that had windows, but none of the requested role, if another rank had one.
+
+    Windows of a driver count for the ranks that it leads, which then have no roles of their own.
+    """
+    if request.role is None or request.ranks is None:
+        return
+    roles = {status["rank"]: {*(status["roles"] or ()), status["role"]} - {None} for status in statuses}
+    having = [rank for rank, of in roles.items() if request.role in of]
+    asked = [of for rank, of in roles.items() if rank in request.ranks]
+    is_elsewhere = having and asked and all(of and request.role not in of for of in asked)
+    if is_elsewhere and all(isinstance(rank, int) for rank in having):
+        where = f"it has in rank{'s' * (len(having) > 1)} {ranges(having)}"
+        problem = f"no window of role {request.role} has begun there; {where}"
+        raise ConfigError.at("ranks", str(request.ranks), problem)
 
 
 def _rank_at(statuses: Sequence[Mapping[str, Any]], step: int) -> Any:

@@ -175,7 +175,7 @@ class TestSteps:
                 'steps = [1, 2.5]: 2.5 is not a number; expected something like "2, 10-12, every 100"',
             ),
             (b"12", "steps = b'12': expected a string or a list of numbers"),
-            ("1" * 19, 'cannot read "1111111111111111111"'),
+            ("1" * 19, 'cannot read "1111111111111111111"; a number has at most 18 digits'),
             ("²", 'cannot read "²"'),
         ],
     )

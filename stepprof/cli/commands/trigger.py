@@ -91,6 +91,8 @@ def _options(items: list[str]) -> dict[str, Any]:
         try:
             parsed = json.loads(value)
         except (ValueError, RecursionError):
+            parsed = None
+        if parsed is None:  # also "null", which is the name of a backend
             parsed = value.strip()
         names = [name.strip() for name in key.split(".")]
         inner = table

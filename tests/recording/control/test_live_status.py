@@ -391,6 +391,8 @@ class TestStatus:
             (["--set", "max_seconds"], "expected KEY=VALUE"),
             (["--set", "torch=1", "--set", "torch.with_stack=true"], "torch is already set to a value"),
             (["--ranks", "0", "--set", "ranks=all"], "given twice"),
+            (["--set", "bakend=null"], 'bakend = "null": unknown key; did you mean "backend"?'),
+            (["--set", "max_seconds=null"], "max_seconds"),
             (["--withdraw", "x"], "no such request"),
         ],
     )
@@ -432,6 +434,35 @@ class TestStatus:
         assert message in capsys.readouterr().err
         if "actor" in message:
             assert ask(run, 20, count=1, role="actor", ranks="all").role == "actor"
+
+    def test_a_value_null_is_a_string(
+        self, written: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """`null` is the name of a backend: as JSON it has no value, and the request was placed without it."""
+        run = half_written_run(written, tmp_path)
+        main(["trigger", str(run), "--step", "20", "--set", "backend=null", "--wait", "0", "--json"])
+        assert json.loads(capsys.readouterr().out)["request"]["changes"] == {"backend": "null"}
+
+    @pytest.mark.parametrize(
+        ("roles", "ranks", "is_placed"),
+        [(["rollout"], "1", False), (["rollout"], "0-1", True), ([], "1", True), (["actor"], "1", True)],
+    )
+    def test_a_role_that_the_requested_ranks_do_not_have(
+        self, written: Path, tmp_path: Path, roles: list[str], ranks: str, is_placed: bool
+    ) -> None:
+        """Rank 0 has windows of the role, and rank 1 of another one: a request to rank 1 alone would record nothing. If no role of
+        it is known, a driver may open its windows."""
+        run = half_written_run(written, tmp_path, role=None, roles=["actor"])
+        other = json.loads((run / "status" / "rank-0.json").read_text())
+        other.update(rank=1, roles=roles)
+        (run / "status" / "rank-1.json").write_text(json.dumps(other))
+        if is_placed:
+            assert ask(run, 20, count=1, role="actor", ranks=ranks).role == "actor"
+        else:
+            with pytest.raises(
+                ConfigError, match="no window of role actor has begun there; it has in rank 0"
+            ):
+                ask(run, 20, count=1, role="actor", ranks=ranks)
 
     def test_any_role_is_accepted_before_the_first_step(self, written: Path, tmp_path: Path) -> None:
         """The roles of a job that has just begun are not known yet."""
