@@ -255,7 +255,8 @@ def _step(number: int, windows: Sequence[RunWindow], recorded: bool, unrecorded:
             reach[window.role] = max(window.end, since)
     start, end = windows[0].start, max(window.end for window in windows)
     length = unrecorded.length(process, start, end)
-    return StepTime(number, length / 1e9, recorded, {role: of / 1e9 for role, of in roles.items()})
+    of_roles = {role: of / 1e9 for role, of in roles.items()}
+    return StepTime(number, length / 1e9, recorded, of_roles, held=(end - start - length) / 1e9)
 
 
 def _placed(
@@ -292,7 +293,12 @@ def _sentence(
     process: str, this: StepTime, plain: Sequence[StepTime], alike: Sequence[StepTime], parts: Sequence[Usual]
 ) -> str:
     """Return whether the step is typical, which roles are not, and whether other steps have other roles."""
-    took = f"step {this.step} took {seconds(this.seconds)} in {process}"
+    held = (
+        f", not counting {seconds(this.held)} by profilers"
+        if this.held >= WORTH_SAYING * this.seconds
+        else ""
+    )
+    took = f"step {this.step} took {seconds(this.seconds)} in {process}{held}"
     lengths = [each.seconds for each in alike]
     kind = " with the same roles" if len(alike) < len(plain) else ""
     if not parts:

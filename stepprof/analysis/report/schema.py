@@ -783,6 +783,8 @@ class StepTime(msgspec.Struct, frozen=True):
     """Its seconds in windows of each role."""
     regions: dict[str, float] = {}
     """Its seconds in each outermost region. Empty if the step has roles, or no regions."""
+    held: float = 0.0
+    """Seconds for which profilers held the process up, or others that it waited for. They are not in `seconds`."""
 
 
 class Usual(msgspec.Struct, frozen=True):

@@ -123,7 +123,9 @@ class TestTypical:
         }  # fmt: skip
         found = neighbourhood([run.path], 3, unrecorded=Unrecorded.of([window], {}))
         assert found.parts[0].seconds == pytest.approx(3.0)
-        assert found.text.startswith("step 3 took 3.00 s in rank 0: typical")
+        assert found.text.startswith(
+            "step 3 took 3.00 s in rank 0, not counting 4.00 s by profilers: typical; "
+        )
 
     @pytest.mark.parametrize(
         ("held", "length", "typical"),
@@ -153,7 +155,9 @@ class TestTypical:
         wait = START + 4 * SECOND * 3 + 7 * SECOND, -4 * SECOND
         found = neighbourhood([run.path], 3, unrecorded=Unrecorded.of([], {"h 7": [wait]}))
         assert [part.seconds for part in found.parts] == pytest.approx([3.0, 2.0, 1.0])
-        assert found.text.startswith("step 3 took 3.00 s in rank 0: typical")
+        assert found.text.startswith(
+            "step 3 took 3.00 s in rank 0, not counting 4.00 s by profilers: typical; "
+        )
 
     def test_a_shorter_step(self, run) -> None:
         spans(run, 0, [(number, both(2.0, 0.5 if number == 3 else 1.0)) for number in range(6)])
