@@ -24,9 +24,15 @@ _SIGN = re.compile(
     rb'"(?:traceEvents|baseTimeNanoseconds|deviceProperties|distributedInfo)"\s*:|\A\s*\[\s*\{[^{}]*"ph"\s*:'
 )
 """A key of a trace, or the first event of a list."""
+_PHASE = re.compile(rb'"ph"\s*:')
+"""The key that every event has."""
+_MARK = 64
+"""More bytes than a byte order mark and the white space before JSON have."""
 _OTHER_NAMES = re.compile(
     r"(?:(?:.+\.)?(?:report|timeline[^/]*)|run|config|profiler_info\S*|profiler_metadata|tokenizer\S*)\.json(?:\.gz)?"
 )
+_EXECUTION = re.compile(r'\{\s*"schema"\s*:\s*"[^"]*chakra')
+"""The start of a file of torch.profiler.ExecutionTraceObserver."""
 _OWN = (
     (
         re.compile(r'\{\s*"run_id": .*"schema_version": .*"findings": ', re.DOTALL),
@@ -167,7 +173,8 @@ def _binary(path: Path, start: bytes) -> What | None:
 def _text(text: bytes) -> What | None:
     """Return what text is; None if it may be the start of a trace."""
     if text[:1] == b"[":
-        return None
+        is_other = text[1:].strip() != b"]" and _PHASE.search(text) is None and not _is_cut(text)
+        return What(Kind.OTHER, "is a JSON list without events, and no trace") if is_other else None
     if text[:1] == b"{":
         return _object(text)
     if text[:9].lower() == b"<!doctype" or text[:5].lower() == b"<html":
@@ -179,11 +186,18 @@ def _text(text: bytes) -> What | None:
     return What(Kind.BINARY, f"is a binary file and no trace: {TAKEN}")
 
 
+def _is_cut(text: bytes) -> bool:
+    """Return whether a list breaks off before its end and before the end of what is looked at."""
+    return len(text) < _LOOKED_AT - _MARK and not text.rstrip().endswith(b"]")
+
+
 def _object(text: bytes) -> What | None:
     """Return what a JSON object is; None if it may be a trace, or if its start does not tell."""
     if b'"traceEvents"' in text:
         return None
     words = text.decode("utf-8", "replace")
+    if _EXECUTION.match(words):
+        return What(Kind.OTHER, "is an execution trace of torch, whose nodes have no times, and no trace")
     for own, what in _OWN:
         if own.match(words):
             return What(Kind.OURS, f"is {what}")

@@ -51,6 +51,13 @@ PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.
         (b"\xef\xbb\xbf<!DOCTYPE html>", f"is a web page and no trace: {TAKEN}"),
         (b'{"lr": 0.1}', "is JSON without traceEvents, and no trace"),
         (gzip.compress(b'{"lr": 0.1}', mtime=0), "is JSON without traceEvents, and no trace"),
+        (b"[[1, 2], [3, 4]]", "is a JSON list without events, and no trace"),
+        (b"[[1, 2], [3, 4", None),
+        (b"[]", None),
+        (
+            b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": [' + b" " * 99_999,
+            "is an execution trace of torch, whose nodes have no times, and no trace",
+        ),
         (pickle.dumps({"segments": []}), PICKLE),
         (b"PK\x03\x04...", f"is a ZIP archive: {TAKEN}"),
         (b"SQLite format 3\0...", f"is a SQLite database of another tool: {TAKEN}"),

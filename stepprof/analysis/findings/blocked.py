@@ -13,7 +13,12 @@ from functools import partial
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, LOADER, SHORTEST_NS, WORKER, Stack, Task
-from stepprof.analysis.findings.together import Cause, claim_together, parts_of_others
+from stepprof.analysis.findings.together import (
+    Cause,
+    claim_together,
+    forward_steps_of_others,
+    parts_of_others,
+)
 from stepprof.analysis.findings.wording import DATA_IS_THERE, inside, load_advice
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.wording import quoted
@@ -257,7 +262,7 @@ def compiling(ledger: Ledger) -> None:
     }
     claim_together(
         ledger,
-        parts_of_others(ledger, "work", "outside"),
+        [*parts_of_others(ledger, "work", "outside"), *forward_steps_of_others(ledger)],
         lambda part: (part.when & compiled[part.process]) - ledger.facts.device_works(part.process),
         Cause(
             COMPILING.topic,

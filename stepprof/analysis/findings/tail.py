@@ -10,7 +10,7 @@ from stepprof.analysis.report.generations import Generation
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.rollout import Curve
 from stepprof.analysis.report.schema import Sample
-from stepprof.analysis.report.wording import seconds_text
+from stepprof.analysis.report.wording import seconds_text, share
 
 LAST = 0.05
 """Share of the samples that make the tail, at least one: it begins at the 95th percentile."""
@@ -60,7 +60,7 @@ def _claim(ledger: Ledger, generation: Generation, curve: Curve) -> bool:
         when,
         "tail",
         f"the {'rollout' if role in ROLLOUT else role}'s tail took {{seconds}}: of {most} {what} at most {last} {'was' if last == 1 else 'were'} still generated",
-        why="the batch had fallen to 5 % of its peak"
+        why=f"the batch had fallen to {share(last / most)} of its peak"
         if sample is None
         else f"the longest sample, {sample.sample}, took {seconds_text(sample.end - sample.start)}",
         advice="bound the response length, generate more samples than needed and drop the last ones, or start training on those that are done",

@@ -17,9 +17,8 @@ from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.schema import Finding
-from stepprof.analysis.report.wording import seconds_text
+from stepprof.analysis.report.wording import MOST_NAMES, names, seconds_text
 
-MOST_NAMES = 3
 When = Callable[[Part], Intervals]
 """Returns the time of a part that has the cause."""
 
@@ -89,17 +88,6 @@ def _everywhere(facts: Facts, parts: Sequence[Part], without: When) -> dict[str,
         for each in facts.alike(part):
             saved[each.process] = saved.get(each.process, EMPTY) | without(each)
     return saved
-
-
-def names(labels: Sequence[str]) -> str:
-    """Return the names of processes, the first ones only.
-
-    >>> names(["rank 0"]), names(["rank 0", "rank 1"]), names([f"rank {each}" for each in range(8)])
-    ('rank 0', 'rank 0 and rank 1', 'rank 0, rank 1, rank 2 and 5 more')
-    """
-    if len(labels) <= MOST_NAMES:
-        return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
-    return f"{', '.join(labels[:MOST_NAMES])} and {len(labels) - MOST_NAMES} more"
 
 
 def _places(found: Sequence[tuple[Part, Intervals]]) -> str:

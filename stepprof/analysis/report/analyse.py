@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from stepprof.analysis.findings.neighbours import Neighbours
-from stepprof.analysis.findings.together import names
 from stepprof.analysis.recording_cost import RecordingCost, recording_cost
 from stepprof.analysis.report.allocators import read_counts
 from stepprof.analysis.report.captures import last_captures
@@ -25,10 +24,12 @@ from stepprof.analysis.report.digest import Digest, digest
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
 from stepprof.analysis.report.schema import Finding, Job, MarkedLength, Problem, Report
+from stepprof.analysis.report.wording import names
 from stepprof.analysis.report.wording import seconds as seconds_text
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.correlations import Numbered, lacks_arrows, with_launches
 from stepprof.analysis.timeline.cutting import cut
+from stepprof.analysis.timeline.file_names import shortened
 from stepprof.analysis.timeline.find import Found, Input
 from stepprof.analysis.timeline.load import LAUNCHES, load
 from stepprof.analysis.timeline.manifest_sources import windows_edges
@@ -89,7 +90,7 @@ def analyse(
 
 
 def marked_step(found: Found, digests: Sequence[Digest]) -> int | None:
-    """Return which of the steps that torch's profiler marked the report is about: of several, the one of median length; None: all of the traces.
+    """Return which of the steps that torch's profiler marked the report is about: the one of median length; None: none is marked.
 
     Raises:
         ConfigError: no trace has the selected step.
@@ -100,7 +101,7 @@ def marked_step(found: Found, digests: Sequence[Digest]) -> int | None:
             longest[step.number] = step
     wanted = next((each.marked_step for each in found.inputs if each.marked_step is not None), None)
     if wanted is None:
-        return median_step(list(longest.values())) if len(longest) > 1 else None
+        return median_step(list(longest.values())) if longest else None
     if wanted not in longest:
         there = f"it has {ranges(sorted(longest))}" if longest else "torch's profiler marked none in it"
         raise ConfigError.at("--step", wanted, f"no such step is in the trace: {there}")
@@ -129,6 +130,10 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
     ]
     kept, captures = last_captures(digests)
     digests = [each for each, stays in zip(digests, kept, strict=True) if stays]
+    origins = shortened([each.origin for each in digests])  # the ones left out had the same names
+    digests = [
+        msgspec.structs.replace(each, origin=origin) for each, origin in zip(digests, origins, strict=True)
+    ]
     digests, placed, problems = place(digests, found.manifests, found.placed)
     apart = _of_unknown_clocks(digests)
     if len(apart) > 1:
@@ -270,7 +275,7 @@ def digest_input(
         )
     marked = marked_steps(source) if wanted.origin.kind == "trace" else []
     number = wanted.marked_step
-    if number is None and len(marked) > 1:
+    if number is None and marked:
         number = median_step(marked)
     at = next((step for step in reversed(marked) if step.number == number), None)
     part = cut(source if at is None else cut_to_step(source, at), wanted.window)
@@ -303,9 +308,10 @@ def _marked(digests: Sequence[Digest]) -> list[Finding]:
     this = of[0].marked_step
     slowest = max(steps, key=lambda step: step.length)
     median = next(step for step in steps if step.number == median_step(steps))
+    middle = "" if len(steps) < 3 else f"the median is {seconds_text(median.length / 1e9)}, "
     text = (
         f"torch's profiler marked {len(steps)} steps ({ranges(sorted(step.number for step in steps))}): this is step {this}; "
-        f"the median is {seconds_text(median.length / 1e9)}, the slowest is step {slowest.number} with {seconds_text(slowest.length / 1e9)}"
+        f"{middle}the slowest is step {slowest.number} with {seconds_text(slowest.length / 1e9)}"
     )
     return [Finding(text, "steps", advice=f"`--step {slowest.number}` reports on the slowest one")]
 

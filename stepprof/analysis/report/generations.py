@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from stepprof.analysis.report.engine_work import Batches, StageTotal, added
 from stepprof.analysis.report.processes import Process, engine_of
 from stepprof.analysis.report.rollout import Curve, Samples, total_curve
+from stepprof.analysis.report.wording import names
 from stepprof.analysis.timeline.file_names import group_of
 from stepprof.analysis.timeline.model import Origin
 
@@ -29,7 +30,7 @@ class Engine:
     labels: list[str] = field(default_factory=list)
     """Of its workers."""
     alone: bool = False
-    """Whether it is a single trace of an unknown engine."""
+    """Whether its traces are of an unknown engine."""
     schedulers: dict[object, dict[object, tuple[str, Batches]]] = field(default_factory=dict)
 
     def add(self, process: Process, origin: Origin, batches: Batches) -> None:
@@ -54,6 +55,7 @@ class Engine:
         each = self._each()
         if len(each) == 1:
             label, batches = each[0]
+            label = names(self.labels) if self.alone else label
             return label, batches.curve(), batches.iterations, batches.peak
         curve = total_curve([batches.curve() for _, batches in each])
         return self.name, curve, sum(batches.iterations for _, batches in each), None
@@ -74,13 +76,25 @@ def engines_in(processes: Sequence[Process]) -> dict[tuple[object, ...], Engine]
         for digest in process.digests:
             if digest.batches is not None and not digest.unclear:
                 alone = digest.origin.replica is None
-                key = (
-                    (process.label,)
-                    if alone
-                    else (digest.origin.role, digest.origin.replica, digest.origin.occurrence)
-                )
+                key = _traced(process, digest.origin, digest.batches) if alone else _stated(digest.origin)
                 engines.setdefault(key, Engine(alone=alone)).add(process, digest.origin, digest.batches)
     return engines
+
+
+def _stated(origin: Origin) -> tuple[object, ...]:
+    return origin.role, origin.replica, origin.occurrence
+
+
+def _traced(process: Process, origin: Origin, batches: Batches) -> tuple[object, ...]:
+    """Return which engine a trace is of that stepprof did not record: ranks of one job that ran the same forward steps are workers
+    of one engine.
+    """
+    if not origin.ranked:
+        return (process.label,)
+    steps = [
+        (each.stage, each.iterations, each.prefill_tokens, each.decode_tokens) for each in batches.stages
+    ]
+    return (group_of(origin.path), batches.iterations, batches.peak, *steps)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from stepprof.analysis.report.region_rows import costliest, row_text
 from stepprof.analysis.report.schema import Comparison, Finding, Part, Problem, RegionRow, Report, TimeOf
 from stepprof.analysis.report.text_rows import (
     length_text,
+    notes_of,
     reasons,
     sample_rows,
     slack_rows,
@@ -129,11 +130,11 @@ def _table(headers: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[st
 def _problems(problems: Sequence[Problem]) -> Iterator[str]:
     if problems:
         yield from ("", "Notes:", "")
-    for each in problems[:_MOST_PROBLEMS]:
-        source = "" if each.source is None else f"{each.source}: "
-        yield f"- {_plain(source + each.problem)}"
-    if len(problems) > _MOST_PROBLEMS:
-        yield f"- and {len(problems) - _MOST_PROBLEMS} more, in the JSON"
+    notes = notes_of(problems)
+    for note in notes[:_MOST_PROBLEMS]:
+        yield f"- {_plain(note)}"
+    if len(notes) > _MOST_PROBLEMS:
+        yield f"- and {len(notes) - _MOST_PROBLEMS} more, in the JSON"
 
 
 def _sentence(text: str) -> str:

@@ -19,6 +19,11 @@ _WORTH_LISTING = 0.02
 _NAME = 'name the parts of the loop: `with torch.profiler.record_function("forward"):`'
 _STEP = "call `profiler.step()` after each iteration: then the report is about one of them"
 _INSTEAD = (
+    ("the rollout's tail took", "the last requests took"),
+    (
+        "generate more samples than needed and drop the last ones, or start training on those that are done",
+        "or have other requests ready that fill the batch",
+    ),
     ("a region around it", "`record_function` around it"),
     ("its stacks and its operators", "its operators, and with `with_stack=True` its Python frames"),
     ("its stacks, its operators", "its operators, and with `with_stack=True` its Python frames"),
@@ -87,8 +92,11 @@ def _typical(row: Op | RegionRow) -> float:
 
 
 def in_words_of_torch(findings: Sequence[Finding]) -> list[Finding]:
-    """Return findings whose advice its reader can follow: a trace of torch has no regions of stepprof."""
-    return [replace(each, advice=_spoken(each.advice)) if each.advice else each for each in findings]
+    """Return findings whose advice its reader can follow: a trace of torch has no regions of stepprof, one of an engine no rollout."""
+    return [
+        replace(each, text=_spoken(each.text), advice=each.advice and _spoken(each.advice))
+        for each in findings
+    ]
 
 
 def _spoken(advice: str) -> str:

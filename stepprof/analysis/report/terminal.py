@@ -35,6 +35,7 @@ from stepprof.analysis.report.terminal_tables import (
 from stepprof.analysis.report.text_rows import (
     first_screen,
     length_text,
+    notes_of,
     reasons,
     sample_rows,
     slack_rows,
@@ -96,7 +97,8 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
             _indented(console, strips)
     heading = "where the time went: in any process, which can overlap, and on the critical path"
     _section(console, heading, parts_table(report, plain, room))
-    _section(console, "rollout", rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
+    heading = "batch sizes of engines" if is_of_others(report) else "rollout"
+    _section(console, heading, rollouts_table(report.rollout[:MOST_PROCESSES], plain, room))
     engines = report.engines[:MOST_PROCESSES]
     for heading, rows in (
         ("bound samples and their requests", sample_rows(report.rollout[:MOST_PROCESSES])),
@@ -201,9 +203,9 @@ def _print_problems(console: Console, problems: Sequence[Problem]) -> None:
         return
     console.print()
     console.print(Text("notes", style="bold"))
-    for problem in problems[:_MOST_PROBLEMS]:
-        source = "" if problem.source is None else f"{problem.source}: "
-        _indented(console, Text(printable(f"{source}{problem.problem}"), style="yellow"))
-    if len(problems) > _MOST_PROBLEMS:
-        more = f"and {len(problems) - _MOST_PROBLEMS} more, in the JSON"
+    notes = notes_of(problems)
+    for note in notes[:_MOST_PROBLEMS]:
+        _indented(console, Text(printable(note), style="yellow"))
+    if len(notes) > _MOST_PROBLEMS:
+        more = f"and {len(notes) - _MOST_PROBLEMS} more, in the JSON"
         _indented(console, Text(more, style="yellow"))

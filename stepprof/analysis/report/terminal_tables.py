@@ -204,6 +204,8 @@ def parts_table(report: Report, plain: bool, room: int) -> Table | None:
     parts = [
         each for each in report.parts if each.wall_seconds is not None or (each.share or 0.0) >= WORTH_SAYING
     ]
+    if all(each.wall_seconds is None for each in parts):  # the first sentence says the rest
+        return None
     length = _RIBBON if room >= _WIDE else _SHORT_RIBBON
     clocks = list(dict.fromkeys(each.clock for each in parts))
     parts = [each for each in parts if each.clock in clocks[:MOST_CLOCKS]]

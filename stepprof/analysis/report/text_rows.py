@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stepprof.analysis.report.engine_work import STAGES
-from stepprof.analysis.report.schema import EngineWork, Finding, Report, Rollout, Stage
-from stepprof.analysis.report.wording import seconds, seconds_text
+from stepprof.analysis.report.schema import EngineWork, Finding, Problem, Report, Rollout, Stage
+from stepprof.analysis.report.wording import names, seconds, seconds_text
 from stepprof.formatting import number
 
 FIRST = 3
@@ -30,6 +30,18 @@ def first_screen(findings: Sequence[Finding]) -> tuple[list[Finding], list[Findi
         return [*findings], []
     end = causes[FIRST]
     return [*findings[:end]], [*findings[end:]]
+
+
+def notes_of(problems: Sequence[Problem]) -> list[str]:
+    """Return each problem as a line; one line for all sources that have it.
+
+    >>> notes_of([Problem("a.json", "is empty"), Problem(None, "no step"), Problem("b.json", "is empty")])
+    ['a.json, b.json: is empty', 'no step']
+    """
+    sources: dict[str, list[str]] = {}
+    for each in problems:
+        sources.setdefault(each.problem, []).extend([] if each.source is None else [each.source])
+    return [f"{names(of)}: {text}" if of else text for text, of in sources.items()]
 
 
 def reasons(finding: Finding) -> Iterator[str]:

@@ -21,6 +21,7 @@ _CAUSES = {
 
 
 LONGEST_QUOTED = 80
+MOST_NAMES = 3
 
 
 def quoted(name: str) -> str:
@@ -32,6 +33,17 @@ def quoted(name: str) -> str:
     text = printable(name).replace("`", "'")
     half = LONGEST_QUOTED // 2
     return f"`{text if len(text) <= LONGEST_QUOTED else f'{text[: half - 1]}…{text[-half:]}'}`"
+
+
+def names(labels: Sequence[str]) -> str:
+    """Return the names of processes, the first ones only.
+
+    >>> names(["rank 0"]), names(["rank 0", "rank 1"]), names([f"rank {each}" for each in range(8)])
+    ('rank 0', 'rank 0 and rank 1', 'rank 0, rank 1, rank 2 and 5 more')
+    """
+    if len(labels) <= MOST_NAMES:
+        return " and ".join(filter(None, (", ".join(labels[:-1]), labels[-1])))
+    return f"{', '.join(labels[:MOST_NAMES])} and {len(labels) - MOST_NAMES} more"
 
 
 def seconds_text(seconds: float) -> str:

@@ -5,6 +5,9 @@ their heads state.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from stepprof.analysis.timeline.model import Origin
@@ -20,6 +23,35 @@ _HANDLER = re.compile(r"(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)\.\d+\.pt\.trace\.j
 """torch.profiler.tensorboard_trace_handler: host_pid.nanoseconds.pt.trace.json. The name of a host has no underscore; other names
 before the point (`worker1_step_12`) are of the job.
 """
+
+_DATED = re.compile(
+    r"(?P<worker>.+)\.\d{10,}\.pt\.trace\.json(?:\.gz)?|(?P<folder>(?:.*/)?)\d{9,}(?:\.\d+)?-(?P<sglang>[A-Z]+-\d+.*)\.trace\.json(?:\.gz)?"
+)
+"""The names that torch's handler (also in vLLM) and SGLang write: the worker, and the time at which it was written."""
+
+
+def short_name(path: str) -> str:
+    """Return the path of a trace without the time in its name; empty: its name has none.
+
+    >>> short_name("node-1_4711.1795304130234711483.pt.trace.json"), short_name("a/1690000000.25-TP-1.trace.json.gz")
+    ('node-1_4711', 'a/TP-1')
+    >>> short_name("trace.json")
+    ''
+    """
+    found = _DATED.fullmatch(path)
+    if found is None:
+        return ""
+    return found["worker"] or found["folder"] + found["sglang"]
+
+
+def shortened(origins: Sequence[Origin]) -> list[Origin]:
+    """Return the traces that stepprof did not record with short names; those of which several would have the same name stay as they are."""
+    names = [short_name(each.path) if each.kind == "trace" else "" for each in origins]
+    count = Counter(names)
+    return [
+        replace(each, short=name if count[name] == 1 else "")
+        for each, name in zip(origins, names, strict=True)
+    ]
 
 
 def worker_of(name: str) -> int | None:
@@ -75,7 +107,7 @@ def stated_step(path: Path) -> tuple[str | None, int | None]:
 def _header(path: Path) -> tuple[dict[str, object], list[str]]:
     path = resolved(path)  # not a file of a run: a link is the user's own
     if not is_database(path.name):
-        return read_header(path)
+        return read_header(path, behind=True)
     stream = DatabaseStream(path)
     stream.head()
     return stream.header, stream.findings

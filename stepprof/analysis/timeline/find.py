@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.analysis.timeline.clocks import Clocks
-from stepprof.analysis.timeline.file_names import origin_of_file, stated_step, worker_of
+from stepprof.analysis.timeline.file_names import origin_of_file, shortened, stated_step, worker_of
 from stepprof.analysis.timeline.manifest_sources import (
     TRACES,
     Input,
@@ -34,7 +34,7 @@ from stepprof.analysis.timeline.source_selection import of_ranks, of_roles
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formats.npu_folder import is_database
-from stepprof.formats.recognise import is_trace_name, may_be_damaged
+from stepprof.formats.recognise import is_trace_name, may_be_damaged, not_a_trace
 from stepprof.host.plain_files import readable, resolved
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
@@ -369,7 +369,7 @@ def _from_files(found: Found, path: Path) -> None:
             continue
         shown = readable(file.name if single else file.relative_to(path).as_posix())
         origin, problems = origin_of_file(file, shown)
-        headed.append((file, origin, bool(problems) and not single))
+        headed.append((file, origin, not single and (bool(problems) or not_a_trace(file) is not None)))
     alike = {_NUMBER.sub("0", file.name) for file, _, is_doubtful in headed if not is_doubtful}
     for file, origin, is_doubtful in headed:
         if is_doubtful and not _is_damaged_trace(file, alike):
@@ -390,10 +390,8 @@ def _is_damaged_trace(file: Path, names: Collection[str]) -> bool:
         file: a file in a folder.
         names: the names of the other traces, every number in them replaced by 0.
     """
-    if "trace" in file.name.lower():
-        return True
     is_alike = worker_of(file.name) is not None and _NUMBER.sub("0", file.name) in names
-    return is_alike and may_be_damaged(file)
+    return ("trace" in file.name.lower() or is_alike) and may_be_damaged(file)
 
 
 def _from_timeline(found: Found, file: Path) -> bool:
@@ -421,12 +419,14 @@ def _may_be_trace(file: Path) -> bool:
 
 
 def _add_folders(inputs: list[Input]) -> None:
-    """Show files of the same name with their folders."""
+    """Show files of the same name with their folders, and those with a time in their names without it."""
     names = Counter(each.origin.path for each in inputs)
     for number, each in enumerate(inputs):
         if names[each.origin.path] > 1 and each.piece is None:
             path = readable(Path(each.paths[0]).as_posix())
             inputs[number] = replace(each, origin=replace(each.origin, path=path))
+    origins = shortened([each.origin for each in inputs])
+    inputs[:] = [replace(each, origin=origin) for each, origin in zip(inputs, origins, strict=True)]
 
 
 def _select_marked(found: Found, step: int, possible: bool) -> None:

@@ -37,6 +37,17 @@ def ending(text: bytes) -> int | None:
     return found
 
 
+def keys_behind(text: bytes) -> dict[str, object]:
+    """Return the keys that follow the events at the end of a file; none if that end is damaged, or if the file is a bare array."""
+    end = ending(text)
+    if end is None:
+        return {}
+    try:
+        return table(b'{"":0' + text[end:])
+    except DECODE_ERRORS:
+        return {}
+
+
 def is_nested(head: bytes) -> bool:
     """Return whether the text ends within a table of the top level, as intact JSON does."""
     closing = bytearray()

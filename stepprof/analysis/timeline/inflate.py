@@ -78,6 +78,19 @@ def member(path: Path, piece: Piece) -> tuple[int, int] | None:
         return None  # the reader of the file reports it
 
 
+def last_bytes(path: Path, count: int) -> bytes:
+    """Return the end of the uncompressed content of a file. A compressed one is decompressed as a whole."""
+    if not is_compressed(path):
+        size = path.stat().st_size
+        return b"".join(blocks(path, count, [], part=(max(0, size - count), size)))
+    last = bytearray()
+    for block in blocks(path, Limits().inflated_bytes, []):
+        last += block
+        if len(last) > 4 * count:
+            del last[:-count]
+    return bytes(last[-count:])
+
+
 def is_compressed(path: Path) -> bool:
     """Return whether a file is gzip, whatever its name is."""
     try:

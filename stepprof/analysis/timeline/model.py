@@ -61,6 +61,8 @@ class Origin:
     """
     ranked: bool = field(default=False, compare=False)
     """For a trace that stepprof did not record: whether it states its rank in a job of several."""
+    short: str = field(default="", compare=False)
+    """For a trace that stepprof did not record: its path without the time in its name, if no other trace has the same."""
 
     @property
     def process(self) -> tuple[object, ...]:
@@ -84,7 +86,7 @@ class Origin:
         'agent-loop-0'
         """
         if self.kind == "trace":
-            return f"rank {self.rank}" if self.ranked else self.path
+            return f"rank {self.rank}" if self.ranked else self.short or self.path
         if self.kind == "engine":
             number = "?" if self.replica is None else str(self.replica)
             return f"{self.role or 'engine'}/{number} worker {0 if self.rank is None else self.rank}"

@@ -44,8 +44,10 @@ def marked_steps(source: Source) -> list[MarkedStep]:
     first = marks[np.argmin(slices.start[marks])]
     marks = marks[slices.track[marks] == slices.track[first]]
     marks = marks[np.argsort(slices.start[marks], kind="stable")]
-    if len(marks) > 1 and not _has_work(source, marks[-1]):
+    if not _has_work(source, marks[-1]):
         marks = marks[:-1]
+    if not len(marks):
+        return []
     starts = slices.start[marks].tolist()
     marked = [
         MarkedStep(numbers[name], start, end)

@@ -19,8 +19,8 @@ from pathlib import Path
 
 from stepprof.analysis.timeline.event import Event, EventDecoder, loosely
 from stepprof.analysis.timeline.event_lines import AFTER, LineReader
-from stepprof.analysis.timeline.header import ending, is_nested, table
-from stepprof.analysis.timeline.inflate import BLOCK, Limits, blocks, is_compressed, member
+from stepprof.analysis.timeline.header import ending, is_nested, keys_behind, table
+from stepprof.analysis.timeline.inflate import BLOCK, Limits, blocks, is_compressed, last_bytes, member
 from stepprof.analysis.timeline.model import Piece
 from stepprof.analysis.timeline.salvage import BORDER, DECODE_ERRORS, borders, salvage
 from stepprof.analysis.timeline.utf8 import Utf8
@@ -35,17 +35,23 @@ _HEAD_LIMIT = 64 << 20
 _PEEK = 1 << 16
 _PEEK_LIMIT = 8 << 20
 _LOOKED_BACK = 256
+_LAST_KEYS = 1 << 20
 _NESTED = 64
 """The most keys called traceEvents before the one at the top level."""
 _LAST = b'{"ph":"M"}]'
 """Text after the last comma of a source in a timeline."""
 
 
-def read_header(path: Path) -> tuple[dict[str, object], list[str]]:
-    """Read the part of a file before its events, and its problems; a fast look at many files."""
+def read_header(path: Path, *, behind: bool = False) -> tuple[dict[str, object], list[str]]:
+    """Read the part of a file before its events, and its problems; a fast look at many files.
+
+    Args:
+        path: the file.
+        behind: whether to read the keys behind the events of a file that has none before them.
+    """
     stream = TraceStream(path)
     stream.head()
-    return stream.header, stream.findings
+    return stream.header or (stream.keys_behind() if behind else {}), stream.findings
 
 
 @dataclass(slots=True)
@@ -99,6 +105,10 @@ class TraceStream:
     def head(self) -> None:
         """Read only the part of the header before the events."""
         self._head(Utf8().blocks(blocks(self.path, _PEEK_LIMIT, self.findings, _PEEK)))
+
+    def keys_behind(self) -> dict[str, object]:
+        """Return the keys behind the events; call it after `head`."""
+        return keys_behind(last_bytes(self.path, _LAST_KEYS)) if self._is_table else {}
 
     def _batches(self, limits: Limits) -> Iterator[Sequence[Event]]:
         if self.piece is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import time
 from collections.abc import Callable
@@ -305,6 +306,21 @@ class TestSteps:
         assert sentences(report, "serial") == []
         assert sentences(report, "steps") == [
             "torch's profiler marked 4 steps (4-7): this is step 7; the median is 51.0 ms, the slowest is step 6 with 80.0 ms"
+        ]
+
+    def test_a_single_one(self, reported: Reported, steps: list[Event]) -> None:
+        """The report is about it; work before it is not of it."""
+        before = slice_("aten::mm", "cpu_op", -5_000, 4_000)
+        report = reported([before, *steps[:5]])
+        assert (report["step"], report["seconds"]) == (4, pytest.approx(0.05))
+        assert sentences(report, "steps") == []
+        assert sentences(report, "step")[0].startswith("the step took 50.0 ms")
+
+    def test_two_have_no_median(self, reported: Reported, steps: list[Event]) -> None:
+        """The report is about the shorter one."""
+        report = reported(steps[5:15])
+        assert sentences(report, "steps") == [
+            "torch's profiler marked 2 steps (5-6): this is step 5; the slowest is step 6 with 80.0 ms"
         ]
 
     def test_a_step_ends_where_the_next_one_begins(self, reported: Reported) -> None:
@@ -629,6 +645,24 @@ class TestCauses:
         ]
         assert not [each for each in report["regions"] if "compile_id" in each["region"]]
 
+    def test_a_forward_step_that_compiles(self, reported: Reported) -> None:
+        """The compiler is the cause, also while the last request is alone; the rest of that time is the last request's."""
+        marks = [(0, 40_000, 8), (40_000, 50_000, 1), (90_000, 10_000, 1)]
+        events = [
+            slice_(f"execute_context_0(0)_generation_{size}({size})", "user_annotation", at, length)
+            for at, length, size in marks
+        ]
+        compiling = slice_("_compile.compile_inner (dynamo_timed)", "cpu_op", 41_000, 45_000)
+        report = reported([*events, compiling])
+        assert sentences(report, "compile") == [
+            "a.pt.trace.json ran torch's compiler for 45 ms in forward steps"
+        ]
+        (tail,) = (each for each in report["findings"] if each["topic"] == "tail")
+        assert tail["text"] == "the last requests took 15 ms: of 8 sequences at most 1 was still generated"
+        assert tail["why"] == "the batch had fallen to 12% of its peak"
+        assert "rollout" not in tail["advice"]
+        assert "samples" not in tail["advice"]
+
     def test_time_between_phases_of_the_compiler_is_not_its_own(self, reported: Reported) -> None:
         """A thousand phases of 20 us, 100 us apart; those that the device shows are copies of them. From 50 ms on it has a kernel,
         and the compiler keeps nothing waiting.
@@ -719,6 +753,61 @@ class TestFiles:
                 ("rank 1", None),
             ]
             assert len(report["islands"]) == (1 if options else 2)
+
+    @pytest.mark.parametrize("alike", [True, False])
+    def test_ranks_of_an_engine(self, tmp_path: Path, alike: bool) -> None:
+        """Ranks that ran the same forward steps have the same requests: they are one engine. Others are engines of their own."""
+        for rank in (0, 1):
+            sizes = (8, 8, 4) if alike or not rank else (8, 3)
+            steps = [
+                slice_(f"step[DECODE bs={size}]", "user_annotation", 30_000.0 * at + rank, 25_000)
+                for at, size in enumerate(sizes)
+            ]
+            info = {"backend": "gloo", "rank": rank, "world_size": 2}
+            name = f"1690000000.25-TP-{rank}.trace.json"
+            self.written(tmp_path, name, steps, distributedInfo=info, host_name="node")
+        out = tmp_path / "out" / "report.json"
+        out.parent.mkdir()
+        assert main(["report", str(tmp_path), "--json", str(out)]) == 0
+        report = json.loads(out.read_text())
+        assert [(each["label"], each["peak_batch"]) for each in report["rollout"]] == (
+            [("rank 0 and rank 1", 8.0)]
+            if alike
+            else [("rank 0", 8.0), ("rank 1", 8.0), ("all engines", 16.0)]
+        )
+
+    @pytest.mark.parametrize("compressed", [False, True])
+    def test_a_head_behind_the_events(self, tmp_path: Path, compressed: bool) -> None:
+        """A tool that writes a trace again may put `traceEvents` first: the rank behind them counts."""
+        for rank in (0, 1):
+            behind = {
+                "schemaVersion": 1,
+                "baseTimeNanoseconds": BASE,
+                "host_name": "node",
+                "distributedInfo": {"rank": rank, "world_size": 2},
+            }
+            content = json.dumps({"traceEvents": capture(), **behind}).encode()
+            (tmp_path / f"{'ab'[rank]}.json").write_bytes(
+                gzip.compress(content, mtime=0) if compressed else content
+            )
+        out = tmp_path / "out" / "report.json"
+        out.parent.mkdir()
+        assert main(["report", str(tmp_path), "--json", str(out)]) == 0
+        sources = json.loads(out.read_text())["sources"]
+        assert [(each["label"], each["path"][0]) for each in sources] == [("rank 0", "a"), ("rank 1", "b")]
+
+    def test_names_without_the_time(self, tmp_path: Path) -> None:
+        """A process has the name of its worker; of two captures of one, the last one has it too, and the note has the file's name."""
+        second = [{**each, "ts": each["ts"] + 10 * LENGTH} for each in capture()]
+        names = [f"node_77.17953041{at}4711483.pt.trace.json" for at in ("20", "30")]
+        for name, events in zip(names, (capture(), second), strict=True):
+            self.written(tmp_path, name, events)
+        out = tmp_path / "out" / "report.json"
+        out.parent.mkdir()
+        for given in (tmp_path, tmp_path / names[1]):
+            assert main(["report", str(given), "--json", str(out)]) == 0
+            (source,) = json.loads(out.read_text())["sources"]
+            assert (source["label"], source["path"]) == ("node_77", names[1])
 
     def ranks(self, folder: Path, count: int, *, offset: float = 0.0, **header: Any) -> dict[int, float]:
         """Write the traces of ranks that meet four times, the last one late; return how long each waited [s].

@@ -342,6 +342,32 @@ class TestFiles:
         assert found.folder == tmp_path
         assert found.step is None
 
+    @pytest.mark.parametrize(
+        "content",
+        [
+            b"[[1795895040543975, 17], [1, 2]]",
+            b'[{"prompt": "a"}]',
+            b'["a", ' + b"1, " * 50_000 + b"1]",
+            b'{"kernels": [' + b"1, " * 50_000 + b"1]}",
+        ],
+        ids=["memory", "prompts", "long list", "long object"],
+    )
+    @pytest.mark.parametrize("name", ["trace_summary.json", "memory_timeline.json"])
+    def test_json_next_to_traces(self, tmp_path, name, content):
+        """It is no damaged trace, whatever its name; a folder has only real ones."""
+        (tmp_path / "a.json").write_bytes(trace())
+        (tmp_path / name).write_bytes(content)
+        found = find([tmp_path], output_dir=tmp_path / "none")
+        assert [each.origin.path for each in found.inputs] == ["a.json"]
+        assert found.findings == [(str(tmp_path), f"JSON files that are not traces ignored: {name}")]
+
+    def test_an_array_without_a_head(self, tmp_path):
+        """Its events, or its emptiness, show that it is a trace; so may a cut one be."""
+        for name, content in (("a", b'[{"name": "x", "ph": "X"}]'), ("b", b"[ ]"), ("c", b'[{"na')):
+            (tmp_path / f"{name}_trace.json").write_bytes(content)
+        found = find([tmp_path], output_dir=tmp_path / "none")
+        assert labels(found) == ["a_trace.json", "b_trace.json", "c_trace.json"]
+
     def test_single_file(self, tmp_path):
         """A single file defines the clock itself."""
         (tmp_path / "a.json").write_bytes(trace(host="x"))
