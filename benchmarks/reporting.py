@@ -1,5 +1,5 @@
-"""Measure the analysis of traces: ten million events, and two traces compared with the peers. The
-two traces are CUDA-shaped, because HolisticTraceAnalysis reads only those. Each peer runs its own
+"""Measure the analysis of traces: ten million events, and pairs of traces of several sizes compared with the peers. The
+pairs are CUDA-shaped, because HolisticTraceAnalysis reads only those. Each peer runs its own
 analysis, which covers less than a report. stepprof and HolisticTraceAnalysis both return the
 overlap of communication and computation, each of these, and idle time. A difference ends the
 measurement.
@@ -22,6 +22,10 @@ __all__ = ["measure_reporting"]
 
 ANALYSERS = ("hta", "tensorboard", "rl_insight")
 GROUP = "analyse two CUDA-shaped traces of {megabytes:.0f} MB together"
+SIZES = (5_000, 30_000, 100_000)
+SHARE = 0.25
+LARGE_MB = 50
+"""Of smaller files, most of the memory is that of Python and its libraries."""
 LARGE = "report of a run of {events:,.0f} events in {sources} sources"
 
 
@@ -30,7 +34,11 @@ def measure_reporting(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     if find_spec("torch") is None:
         return [], {"report": "the traces to report on are made with torch"}
     absent: dict[str, str] = {}
-    rows = _beside_peers(absent, events=5_000 if quick else 100_000, rounds=1 if quick else 3)
+    rows = [
+        row
+        for events in ((5_000,) if quick else SIZES)
+        for row in _beside_peers(absent, events=events, rounds=1 if quick else 3)
+    ]
     return rows + _large(quick=quick), absent
 
 
@@ -41,14 +49,27 @@ def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[R
     subjects = [("stepprof report", "report", given)]
     subjects += [(PEERS[subject].name, subject, given) for subject in ANALYSERS]
     results = run_rounds(subjects, rounds, absent)
+    group = GROUP.format(megabytes=megabytes)
+    rows = rows_of(group, [(row, done, "") for row, done in results.items()], megabytes, "stepprof report")
     if PEERS["hta"].name in results:
-        _agree(results["stepprof report"][0], results[PEERS["hta"].name][0])
-    return rows_of(
-        GROUP.format(megabytes=megabytes),
-        [(row, done, "") for row, done in results.items()],
-        megabytes,
-        "stepprof report",
-    )
+        ours, theirs = results["stepprof report"], results[PEERS["hta"].name]
+        _agree(ours[0], theirs[0])
+        rows += [
+            _limited(group, f"{what} as a share of HolisticTraceAnalysis", "x", of(ours) / of(theirs), limit)
+            for what, of, limit in (
+                ("processor time", _seconds, SHARE),
+                ("peak memory", _memory, SHARE if megabytes >= LARGE_MB else 1.0),
+            )
+        ]
+    return rows
+
+
+def _seconds(rounds: list[Done]) -> float:
+    return min(each.cpu_seconds for each in rounds)
+
+
+def _memory(rounds: list[Done]) -> float:
+    return max(each.rss_mib for each in rounds)
 
 
 def _agree(ours: Done, theirs: Done) -> None:

@@ -29,6 +29,10 @@ _LOOK = (
 _FILL = re.compile(r"(?i)memset")
 _OF_HOST = re.compile(r"(?i)htod|dtoh|host")
 _PINNED = "copy from pinned memory with non_blocking=True on a stream of its own, so that kernels run meanwhile; or copy less"
+_TRANSFER = "collectives took {seconds} in {places} while nothing was computed"
+_ENTERED = "all ranks had entered: this is transfer, not waiting"
+_OVERLAP = "overlap it with the backward pass (buckets, prefetch), send less (gradient accumulation, lower precision), or use a faster link"
+_HIDDEN = "computation hides all of it"
 _NO_GAPS = "kernels follow each other without gaps"
 
 
@@ -89,8 +93,8 @@ def _of_others(ledger: Ledger, idle: When) -> None:
         by_call["" if call is None else call.name].append(part)
         times["" if call is None else call.name] += 0 if call is None else call.nanoseconds
     for name, those in by_call.items():
-        processes = {part.process: facts.timelines[part.process].process for part in those}
-        hosts = [*processes.values()]
+        idling = {part.process for part in those if len(idle(part) & ledger.free)}
+        hosts = [facts.timelines[label].process for label in sorted(idling)]
         call = RuntimeCall(name, times[name]) if name else None
         why = call.sentence(len(hosts)) if call else _unlaunched(hosts)
         advice = call.advice() if call else _less_work(hosts)
@@ -167,15 +171,28 @@ def exposed_communication(ledger: Ledger) -> None:
         computing[""] = computing.get("", EMPTY) | (part.when & work)
         return "", part.region
 
-    for part in ledger.merged(region_of, "communication"):
+    def transfers(part: Part) -> Intervals:
+        return part.when & ledger.facts.timelines[part.process].communicating
+
+    parts = ledger.merged(region_of, "communication")
+    if all(each.process.kind == "trace" for each in ledger.facts.timelines.values()):
+        claim_together(
+            ledger,
+            parts,
+            lambda part: part.when - computing[""],
+            Cause("overlap", _TRANSFER, _ENTERED, _OVERLAP, _HIDDEN),
+            without=transfers,
+            shared=True,
+        )
+    for part in parts:
         ledger.claim(
             part,
             part.when - computing[""],
             "overlap",
-            f"collectives took {{seconds}} in {inside(part)} while nothing was computed",
-            why="all ranks had entered: this is transfer, not waiting",
-            advice="overlap it with the backward pass (buckets, prefetch), send less (gradient accumulation, lower precision), or use a faster link",
-            assumption="computation hides all of it",
-            without=lambda each: each.when & ledger.facts.timelines[each.process].communicating,
+            _TRANSFER.replace("{places}", inside(part)),
+            why=_ENTERED,
+            advice=_OVERLAP,
+            assumption=_HIDDEN,
+            without=transfers,
             shared=True,
         )

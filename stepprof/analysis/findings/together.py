@@ -47,7 +47,13 @@ def forward_steps_of_others(ledger: Ledger) -> list[Part]:
 
 
 def claim_together(
-    ledger: Ledger, parts: Sequence[Part], when: When, cause: Cause, *, without: When | None = None
+    ledger: Ledger,
+    parts: Sequence[Part],
+    when: When,
+    cause: Cause,
+    *,
+    without: When | None = None,
+    shared: bool = False,
 ) -> bool:
     """Claim the time of a cause in some parts as one finding.
 
@@ -57,6 +63,7 @@ def claim_together(
         when: returns its time in one of them.
         cause: what to say.
         without: returns what a process would not spend in the region of a part without the cause; None: what is claimed.
+        shared: whether all processes have the cause, also if each part is of one.
     """
     found = [(part, free) for part in parts if len(free := when(part) & ledger.free)]
     if not found:
@@ -76,7 +83,7 @@ def claim_together(
         advice=cause.advice,
         assumption=cause.assumption,
         without=saved,
-        shared=len(spent) > 1,
+        shared=shared or len(spent) > 1,
     )
 
 

@@ -347,6 +347,9 @@ def _stragglers(
         if row.basis == "collectives":
             most = row.waited[0]
             text = f"{most.label} waited {seconds_text(most.seconds)} for {row.straggler} in the collectives of {phase}"
+            too = sum(each.seconds >= most.seconds / 2 for each in row.waited[1:])
+            if too and is_of_others(report):
+                text += f", and {counted(too, 'other rank')} at least half as long"
             later = _later(begins, (row.straggler, row.role), (most.label, row.role))
             if in_turns:
                 text += f", and {row.straggler} waited {seconds_text(own)} for others: they are late in turns"

@@ -844,13 +844,39 @@ class TestFiles:
             report["clock"]
             == "8 sources on one clock, because their collectives end together, error at most 0.01 ms"
         )
-        assert "rank 6 waited 36 ms for rank 7 in the collectives of the step" in [
-            each["text"] for each in report["findings"]
-        ]
+        assert (
+            "rank 6 waited 36 ms for rank 7 in the collectives of the step, and 6 other ranks at least half as long"
+            in [each["text"] for each in report["findings"]]
+        )
         (row,) = (each for each in report["skew"] if each["basis"] == "collectives")
         assert {each["label"]: each["seconds"] for each in row["waited"]} == {
             f"rank {rank}": pytest.approx(seconds, abs=1e-5) for rank, seconds in waited.items() if seconds
         }
+
+    def test_transfers_in_several_regions_are_one_finding(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """They have one cause. Of ranks of which one kept the device idle, its host alone is meant; the clock's error is printed once."""
+        for rank in (0, 1):
+            begins = (20_000, 60_000) if rank else (30_000, 60_000)
+            events = [slice_(name, "user_annotation", at, 50_000) for name, at in (("a", 0), ("b", 50_000))]
+            for number, begin in enumerate(begins):
+                end = (40_000, 90_000)[number]
+                events += [
+                    slice_("gemm", "kernel", begin - 10_000, 10_000, 0, 7, correlation=number),
+                    slice_("ncclKernel_AllReduce", "kernel", begin, end - begin, 0, 20),
+                ]
+            info = {"backend": "nccl", "rank": rank, "world_size": 2}
+            self.written(tmp_path, f"{rank}.json", events, distributedInfo=info)
+        out = tmp_path / "out" / "report.json"
+        out.parent.mkdir()
+        assert main(["report", str(tmp_path), "--json", str(out)]) == 0
+        report = json.loads(out.read_text())
+        (found,) = sentences(report, "overlap")
+        assert found.startswith("collectives took 40 ms in `b` (30 ms) and `a` (10 ms) while")
+        (host,) = (each for each in report["findings"] if each["topic"] == "host")
+        assert host["why"].startswith("no kernel ran")
+        assert capsys.readouterr().out.count("error at most") == 1
 
     def test_ranks_on_two_clocks_are_not_compared(self, tmp_path: Path) -> None:
         """Those of one machine are, and no rank is said to wait for another."""
