@@ -23,6 +23,7 @@ from stepprof.analysis.report.changes import (
 )
 from stepprof.analysis.report.generations import SUMS
 from stepprof.analysis.report.like_processes import Likes
+from stepprof.analysis.report.other_tools import is_of_others
 from stepprof.analysis.report.schema import (
     Change,
     Comparison,
@@ -37,6 +38,7 @@ from stepprof.analysis.report.step_noise import FEWEST, noise_of_difference
 from stepprof.analysis.report.step_times import STEP, Part, RunSteps
 from stepprof.analysis.report.totals import MOST_REGIONS
 from stepprof.analysis.report.wording import seconds_text
+from stepprof.errors import ConfigError
 
 MOST_CHANGES = 200
 MOST_HEADLINES = 8
@@ -45,6 +47,7 @@ WORTH_SAYING = 0.01
 not a problem.
 """
 ONE_PROCESS = "step in its slowest process"
+WHOLE_TRACE = "whole trace"
 UNTIL_NEXT = "step until the next one begins"
 
 _Times = Mapping[Part, Sequence[ProcessTime]]
@@ -66,7 +69,11 @@ def compare(a: Report, b: Report, a_run: RunSteps | None = None, b_run: RunSteps
         b: the report of another step, of the same run or of another.
         a_run: the steps of A's run, which show how much its steps differ; None: not known.
         b_run: those of B's run.
+
+    Raises:
+        ConfigError: one is a step of a trace, and the other one a whole trace.
     """
+    _refuse_unlike(a, b)
     runs = (a_run or RunSteps(), b_run or RunSteps())
     likes = Likes(a, b)
     rows = [
@@ -95,13 +102,24 @@ def _name(report: Report) -> str:
     return f"{report.run_id} step {report.step}{of}"
 
 
+def _refuse_unlike(a: Report, b: Report) -> None:
+    """Raise ConfigError if torch's profiler marked steps in one of two traces: the other one may have any number of them."""
+    if is_of_others(a) and is_of_others(b) and (a.step is None) != (b.step is None):
+        marked, whole = (a, b) if b.step is None else (b, a)
+        raise ConfigError(
+            f"{_name(marked)} is one step, and {whole.run_id} has no marked steps: their lengths say nothing; "
+            "compare traces that both call profiler.step(), or neither"
+        )
+
+
 def _steps(a: Report, b: Report, likes: Likes, runs: tuple[RunSteps, RunSteps]) -> Iterator[_Row]:
     """Yield the step from its first window to its last one, and from its begin to that of the next one."""
     noise = noise_between_steps(STEP, runs)
     if likes.is_whole and max(len(a.islands), len(b.islands)) <= 1:
         error = ((a.clock_error_ns or 0) + (b.clock_error_ns or 0)) / 1e9
         times = (a.seconds, b.seconds)
-        yield _Row(change_of_steps("step", "step", times, noise, error), in_other_steps(STEP, runs, times))
+        what = WHOLE_TRACE if is_of_others(a) and a.step is None else "step"
+        yield _Row(change_of_steps(what, "step", times, noise, error), in_other_steps(STEP, runs, times))
     elif own := _of_slowest(a, b, likes, runs):
         yield _Row(change_of_steps(ONE_PROCESS, "step", own, noise), in_other_steps(STEP, runs, own))
     if a.recording is not None and b.recording is not None:

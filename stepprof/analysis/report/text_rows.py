@@ -36,7 +36,7 @@ def notes_of(problems: Sequence[Problem]) -> list[str]:
     """Return each problem as a line; one line for all sources that have it.
 
     >>> notes_of([Problem("a.json", "is empty"), Problem(None, "no step"), Problem("b.json", "is empty")])
-    ['a.json, b.json: is empty', 'no step']
+    ['a.json and b.json: is empty', 'no step']
     """
     sources: dict[str, list[str]] = {}
     for each in problems:

@@ -77,7 +77,7 @@ def group_of(name: str) -> int | None:
 
 def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
     """Return the origin of a trace that no manifest lists, and the problem of its head."""
-    header, findings = _header(path)
+    header, findings = header_of(path)
     handler = _HANDLER.fullmatch(path.name)
     host = header.get("host_name")
     if not isinstance(host, str):
@@ -97,14 +97,15 @@ def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
 
 def stated_step(path: Path) -> tuple[str | None, int | None]:
     """Return the step and run of a file, from what stepprof has written into its head."""
-    stated = _header(path)[0].get("stepprof")
+    stated = header_of(path)[0].get("stepprof")
     if not isinstance(stated, dict):
         return None, None
     run_id, step = stated.get("run_id"), stated.get("step")
     return (run_id, step) if isinstance(run_id, str) and type(step) is int else (None, None)
 
 
-def _header(path: Path) -> tuple[dict[str, object], list[str]]:
+def header_of(path: Path) -> tuple[dict[str, object], list[str]]:
+    """Return the metadata of a trace, and its problems."""
     path = resolved(path)  # not a file of a run: a link is the user's own
     if not is_database(path.name):
         return read_header(path, behind=True)

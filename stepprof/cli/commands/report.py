@@ -140,7 +140,9 @@ def _compared(
 
     from stepprof.analysis.report.compare import compare
     from stepprof.analysis.report.gate import gate_runs, gate_steps
+    from stepprof.analysis.report.schema import Problem
     from stepprof.analysis.report.step_times import marked_run, run_steps
+    from stepprof.analysis.timeline.recording_options import unlike_options
 
     folders = [{resolved(run) for run in found.runs} for found in founds]
     is_one_run = bool(folders[0] & folders[1])
@@ -148,6 +150,8 @@ def _compared(
     if not any(folders):
         steps = [marked_run(report.marked) for report in reports]
     compared = compare(reports[0], reports[1], steps[0], steps[-1])
+    if unlike := unlike_options(founds[0].inputs, founds[1].inputs):
+        compared = replace(compared, problems=[*compared.problems, Problem(None, unlike)])
     if compared.a == compared.b:  # two runs with one id
         a, b = (
             ", ".join(paths) + ("" if found.step is None else f" step {found.step}")

@@ -730,8 +730,36 @@ class TestFiles:
         after = self.written(tmp_path, "after.json", longer)
         assert main(["report", str(before), str(after)]) == 0
         printed = capsys.readouterr().out
-        assert "the step took 100% longer: 100 ms before, 200 ms now" in printed
+        assert "the whole trace took 100% longer: 100 ms before, 200 ms now" in printed
         assert "None" not in printed
+        assert "was recorded with" not in printed
+
+    def test_unlike_options(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """The heads of the traces state what makes a step longer."""
+        before = self.written(tmp_path, "before.json", capture(), with_stack=1, record_shapes=1)
+        after = self.written(
+            tmp_path, "after.json", capture(), record_shapes=1, profile_memory=1, with_flops=1
+        )
+        assert main(["report", str(before), str(after)]) == 0
+        printed = " ".join(capsys.readouterr().out.split())
+        said = "A was recorded with with_stack, and B was recorded with profile_memory, with_flops: this makes a step longer"
+        assert said in printed
+
+    @pytest.mark.parametrize("turned", [False, True])
+    def test_a_step_and_a_whole_trace(
+        self, tmp_path: Path, turned: bool, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """One of them may have any number of steps: they are not compared."""
+        mark = slice_("ProfilerStep#3", "user_annotation", 0, LENGTH)
+        pair = [
+            str(self.written(tmp_path, "before.json", [mark, *capture()])),
+            str(self.written(tmp_path, "after.json", capture())),
+        ]
+        assert main(["report", *(reversed(pair) if turned else pair)]) == 2
+        assert capsys.readouterr().err == (
+            "stepprof report: before.json step 3 is one step, and after.json has no marked steps: their lengths say nothing; "
+            "compare traces that both call profiler.step(), or neither\n"
+        )
 
     def test_files_of_two_ranks_are_one_job(self, tmp_path: Path) -> None:
         """Their heads state the ranks, which are their names; the host is not known."""
