@@ -205,7 +205,6 @@ OTHERS = {
     "remote/vllm/files.py": "/proc",
     "remote/vllm/folder.py": "its own lock, through no link",
     "remote/http/wire.py": "a socket",
-    "remote/http/workers.py": "a socket, to which nothing is sent",
     # methods with the same name
     "remote/core/engine_capture.py": "what calls wait for",
     "remote/core/engine_target.py": "what calls wait for",
