@@ -713,6 +713,60 @@ class TestCauses:
         )
 
 
+class TestAscend:
+    """A whole `trace_view.json` of torch_npu, with its lanes of derived figures."""
+
+    def test_derived_lanes_are_no_work(self, tmp_path: Path) -> None:
+        """Overlap Analysis, the planes of Communication, the frequency and the memory repeat or describe the work: none of it counts twice."""
+        lanes = {
+            1: "Python",
+            3: "Ascend Hardware",
+            4: "AI Core Freq",
+            5: "HBM",
+            6: "Communication",
+            7: "Overlap Analysis",
+        }
+        events: list[Event] = [
+            {"ph": "M", "name": what, "pid": pid, "tid": 0, "args": {key: value}}
+            for pid, name in lanes.items()
+            for what, key, value in (
+                ("process_name", "name", name),
+                ("process_labels", "labels", "CPU" if pid == 1 else "NPU"),
+            )
+        ]
+        rows = {(6, 3): "Group 0 Communication", (6, 4): "Plane 0", (7, 0): "Computing", (7, 1): "Free"}
+        events += [
+            {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
+            for (pid, tid), name in rows.items()
+        ]
+        for number in range(10):
+            at = 1_700_000_000_000_000 + 10_000 * number
+            drawn = [
+                slice_("aten::mm", "cpu_op", at, 900, 1, 1),
+                slice_("MatMulV2", "", at + 1_000, 6_000, 3, 2, **{"Task Type": "AI_CORE", "Stream Id": 2}),
+                slice_("hcom_allReduce__123_0_1", "", at + 6_500, 2_500, 6, 3),
+                slice_("Notify_Wait", "", at + 6_500, 1_000, 6, 4),
+                slice_("Computing", "", at + 1_000, 6_000, 7, 0),
+                slice_("Free", "", at + 9_000, 1_000, 7, 1),
+            ]
+            events += [{**each, "ts": f"{each['ts']}.000"} for each in drawn]
+            events += [
+                {"ph": "C", "name": name, "pid": pid, "tid": 0, "ts": f"{at}.000", "args": {"value": 1850}}
+                for pid, name in ((4, "AI Core Freq"), (5, "HBM 0/Read"))
+            ]
+        (tmp_path / "trace_view.json").write_text(json.dumps(events))
+        out = tmp_path / "out" / "report.json"
+        out.parent.mkdir()
+        assert main(["report", str(tmp_path), "--json", str(out)]) == 0
+        report = json.loads(out.read_text())
+        (row,) = report["overlap"]
+        expected = {"compute": 0.060, "communication": 0.025, "overlapped": 0.005, "exposed": 0.020}
+        assert {key: row[key] for key in expected} == pytest.approx(expected)
+        assert sentences(report, "busy") == ["the NPUs were busy for 80% of the captured time"]
+        assert {each["name"] for each in report["kernels"]}.isdisjoint({"Computing", "Free"})
+        assert report["problems"] == []
+
+
 class TestFiles:
     """Several traces."""
 
