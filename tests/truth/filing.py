@@ -24,7 +24,7 @@ def file_run(world: World, ran: Sequence[Ran], folder: Path) -> Path:
     run = write(truth, folder, step=world.recorded)
     if world.recording != "no spans":
         for name in world.on:
-            if isinstance(name, int) or name == DRIVER:
+            if (isinstance(name, int) or name == DRIVER) and name not in world.lost:
                 _spans(world, ran, truth.process(name), run)
     return run
 

@@ -61,7 +61,7 @@ def truth_of(world: World, ran: Ran) -> list[Judged]:
 def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
     """Return what is false in a report, or missing."""
     truths = truth_of(world, ran[world.recorded])
-    placed = [each for each in report.findings if each.start is not None]
+    placed = [each for each in report.findings if each.start is not None and not _is_of_device(world, each)]
     about = {
         truth.cause.name: [each for each in placed if _is_about(world, each, truth.cause)] for truth in truths
     }
@@ -84,6 +84,11 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
     return wrong
 
 
+def _is_of_device(world: World, finding: Finding) -> bool:
+    """Return whether a finding is about the device of a process without spans: it does nothing during causes of all kinds."""
+    return finding.topic in OF_TRACES and name_of(finding.process) in world.lost
+
+
 def _is_named(report: Report, cause: Cause) -> bool:
     """Return whether a fact without a place names a process of a cause as the one for which others waited."""
     return any(
@@ -95,12 +100,12 @@ def _is_named(report: Report, cause: Cause) -> bool:
 
 def _is_hidden(world: World, cause: Cause) -> bool:
     """Return whether what was recorded cannot show a cause."""
-    if cause.processes & world.capped.keys():  # after its end, spans show regions alone
+    if cause.processes & (world.capped.keys() | world.lost):  # after its end, spans show regions alone
         return True
     others = {name for name in world.on if isinstance(name, int)} - cause.processes
     unnamed = cause.needs_evidence and world.recording == "no evidence"
     shown = cause.topics & {"straggler"} if unnamed else cause.topics
-    if shown == {"straggler"} and others <= world.capped.keys():  # nor how long they waited
+    if shown == {"straggler"} and others <= world.capped.keys() | world.lost:  # nor how long they waited
         return True
     if world.recording == "no traces":  # nor where ranks met
         return bool(cause.topics & {*OF_TRACES, "straggler"})
@@ -123,7 +128,9 @@ def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
     return (
         (finding.topic in cause.topics or (waits and finding.topic == "host"))
         and (name is None or name in cause.processes)
-        and finding.region == cause.region
+        and (
+            finding.region == cause.region or (finding.region is None and bool(cause.processes & world.lost))
+        )
     )
 
 
@@ -134,7 +141,7 @@ def _false(world: World, findings: Sequence[Finding], truth: Judged, report: Rep
     seconds, most = sum(each.seconds or 0.0 for each in findings), max(truth.spent.values())
     texts = "; ".join(map(_text, findings))
     most *= max(len(report.islands), 1)  # each has a path
-    least = within if world.capped else truth.gain
+    least = within if world.capped or world.lost else truth.gain
     if not least - within <= seconds <= most + within:
         wrong.append(f"{seconds:.3f} s, not {truth.gain:.3f} to {most:.3f}: {texts}")
     for each in findings:
@@ -157,7 +164,7 @@ def _false(world: World, findings: Sequence[Finding], truth: Judged, report: Rep
     if late and truth.cause.processes.issuperset(name for name in world.on if isinstance(name, int)):
         return wrong  # no rank enters the region earlier than others: nothing shows the common time
     if None in gains:
-        if world.waits_known and not (len(report.islands) > 1 or late or truth.displaced):
+        if world.waits_known and not (len(report.islands) > 1 or late or truth.displaced or world.lost):
             wrong.append(f"no gain, true are {truth.gain:.3f} s: {texts}")
     elif not least - within <= sum(each or 0.0 for each in gains) <= truth.gain + within:
         wrong.append(f"saves {gains} s, not {truth.gain:.3f}: {texts}")

@@ -14,6 +14,8 @@ __all__ = ["false_neighbourhood"]
 
 EXACT = 0.001
 """How far the time of a step may be off [s]."""
+SHARE = 0.01
+"""The same as a share, if a rank's spans are missing."""
 USUAL, UNUSUAL = 0.02, 0.12
 """The difference from the median of the others, as a share, below which a step is typical, and above which it is not."""
 
@@ -34,7 +36,8 @@ def false_neighbourhood(world: World, ran: Sequence[Ran], report: Report) -> lis
         unrecorded = own if each.step == world.recorded else true
         exact = abs(each.seconds - unrecorded) <= EXACT
         if not world.waits_known:  # which processes waited for which is not always known
-            exact = min(unrecorded, true) - EXACT <= each.seconds <= max(unrecorded, true) + EXACT
+            within = SHARE * true if world.lost else EXACT  # nor when a rank came whose spans are missing
+            exact = min(unrecorded, true) - within <= each.seconds <= max(unrecorded, true) + within
         if not world.waits_known and len(report.islands) > 1:
             exact = True  # nor is it known on several clocks
         if not exact or each.recorded != (each.step == world.recorded):

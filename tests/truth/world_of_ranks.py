@@ -48,6 +48,8 @@ RECORDINGS = ("all", "all", "all", "no evidence", "no traces")
 VARIANTS = (None, None, None, None, "deadline", "period", "apart", "capped")
 """What a world has of what is rare: ranks that work until a common time, causes in every third step, clocks that were never compared, a capture that ended early."""
 PERIOD = 3
+LOST = 0.05
+"""Share of the worlds in which the spans of a rank are missing."""
 NEW = 0.1
 """Share of the worlds."""
 ADDED_FIRST = ("get_batch", "fetch", "snapshot", "pack", "score", "judge", "ask_all", "collect")
@@ -341,6 +343,9 @@ def ranks_world(
     steps = [_step(shape, step, planted, again) for step in range(STEPS)]
     cap = random.Random(f"capped {seed}")
     world = World("ranks", hosts, on, steps, shape.recorded, causes, shape.device, recording, gap)
+    lost = random.Random(f"lost {seed}")
+    if kinds is None and variant not in ("capped", "apart") and shape.ranks > 1 and lost.random() < LOST:
+        world.lost = frozenset({lost.randrange(shape.ranks)})
     if variant == "capped":
         world.cap(cap.randrange(shape.ranks), cap.uniform(0.1, 0.9))
     return world

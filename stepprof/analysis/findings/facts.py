@@ -84,6 +84,11 @@ class Facts:
         found = [self.inside(label, part) for label in self.timelines]
         return [each for each in found if len(each.when)]
 
+    def lacks_regions(self, part: Part) -> bool:
+        """Return whether the regions of some ranks in the role of a part are not known: they may have done the same there."""
+        ranks = [each for each in self.timelines.values() if each.is_rank and part.role in each.process.roles]
+        return bool(part.region) and len({each.shows_regions for each in ranks}) > 1
+
 
 @dataclass(frozen=True, slots=True)
 class Part:

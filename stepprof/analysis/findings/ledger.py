@@ -76,6 +76,8 @@ class Ledger:
         self.free -= free
         longest = max(free.pairs(), key=lambda pair: pair[1] - pair[0])
         if callable(without):
+            if self.facts.lacks_regions(part):
+                assumption = None
             without = {each.process: without(each) for each in self.facts.alike(part)}
         if without and of_host:
             without = {label: of - self.facts.device_works(label) for label, of in without.items()}

@@ -399,6 +399,8 @@ def _comparable(ledger: Ledger, part: Part, label: str) -> bool:
     if part.role in facts.timelines[label].process.cut_short() or (place is not None and place.failed):
         return False
     mine, other = facts.timelines[part.process], facts.timelines[label]
+    if mine.shows_regions != other.shows_regions:
+        return False
     for each in (mine, other):
         if not each.process.is_followed or any(role == part.role for role, _ in each.process.open_ended()):
             return False

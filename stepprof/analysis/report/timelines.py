@@ -97,6 +97,12 @@ class Timeline:
         """Whether it is a numbered rank, which a driver may lead."""
         return self.process.kind != "engine" and isinstance(self.process.origin.rank, int)
 
+    @property
+    def shows_regions(self) -> bool:
+        """Whether its regions are known: there are spans of it, or regions in its trace."""
+        of_spans = any(digest.origin.kind == "spans" for digest in self.process.digests)
+        return of_spans or any(not place.window for nest in self.nests for place in nest.places)
+
     def with_held(self, start: int, end: int) -> tuple[int, int]:
         """Return some time with that in which the profiler held the process up just before and just after it."""
         starts, ends = self.held.start, self.held.end

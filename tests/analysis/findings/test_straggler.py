@@ -30,6 +30,43 @@ def rank(number, *regions, role="actor"):
     )
 
 
+class TestMissingSpans:
+    """The spans of rank 1 are missing; its trace shows that it was in the window."""
+
+    def made(self, *regions):
+        traced = [
+            trace(
+                number,
+                ("thread", "cpu_op", "aten::mm", 0, 100),
+                ("thread", "user_annotation", "gloo:all_reduce", 80, 19),
+                *(each for each in regions if number),
+                world=2,
+            )
+            for number in range(2)
+        ]
+        windows = [manifest(*(window(number, "actor", end=100) for number in range(2)))]
+        return combine(
+            [digest(each) for each in (rank(0, ("forward", 0, 60)), *traced)],
+            step=2,
+            run_id="r",
+            manifests=windows,
+        )
+
+    def test_nothing_shows_what_the_rank_did(self):
+        """It may have been in `forward` as long: nothing is said about a rank that did not."""
+        assert [each for each in self.made().findings if "no other rank" in each.text] == []
+        assert [
+            each.topic
+            for each in self.made().findings
+            if each.start is not None and each.topic == "straggler"
+        ] == []
+
+    def test_regions_in_its_trace_show_it(self):
+        """Its trace has another region: it was not in `forward`."""
+        made = self.made(("thread", "user_annotation", "load", 0, 70))
+        assert [each.text for each in made.findings if "no other rank" in each.text] != []
+
+
 class TestWorkOfOneRank:
     @pytest.mark.parametrize("role", [None, "actor"])
     @pytest.mark.parametrize("ranks", [2, 3])
