@@ -72,6 +72,7 @@ def _process(world: World, name: Name, line: Line, machine: Machine, pid: int) -
         )
         window.captured = world.captured(name, each.start, each.end)
         window.capped_by = "max_seconds" if window.captured < each.end else None
+        window.raised = name in world.raised
         window.cpu = cpu_ns(line, each.start, each.end)
         process.windows.append(window)
     for piece in line.pieces:
@@ -135,6 +136,8 @@ def _of_step(line: Line, step: int, thread: int, recorded: int) -> Iterator[dict
         }
         if of.amounts:
             found["attrs"] = dict(of.amounts)
+        if of.raised:
+            found["error"] = True
         if kind == "region" and of.end <= recorded:
             found["cpu"] = cpu_ns(line, of.start, of.end)
         return found

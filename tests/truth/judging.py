@@ -105,7 +105,9 @@ def _is_hidden(world: World, cause: Cause) -> bool:
     others = {name for name in world.on if isinstance(name, int)} - cause.processes
     unnamed = cause.needs_evidence and world.recording == "no evidence"
     shown = cause.topics & {"straggler"} if unnamed else cause.topics
-    if shown == {"straggler"} and others <= world.capped.keys() | world.lost:  # nor how long they waited
+    alone = others <= world.capped.keys() | world.lost | world.raised
+    # nor how long they waited, or whether another one, which ended early, is as slow
+    if shown == {"straggler"} and (alone or cause.processes & world.raised):
         return True
     if world.recording == "no traces":  # nor where ranks met
         return bool(cause.topics & {*OF_TRACES, "straggler"})

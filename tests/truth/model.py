@@ -175,6 +175,8 @@ class Window:
     """Whether the window joined the capture of the window around it."""
     cpu: int | None = None
     """CPU time of the window's thread."""
+    raised: bool = False
+    """Whether an exception ended it."""
 
     @property
     def covered(self) -> list[Stretch]:

@@ -11,6 +11,7 @@ from truth.worlds import (
     COMPUTING,
     MEETING,
     NEEDED,
+    UNIT,
     Action,
     Close,
     Doing,
@@ -23,8 +24,6 @@ from truth.worlds import (
 )
 
 __all__ = ["UNIT", "Builder", "Planted"]
-
-UNIT = 10_000
 
 
 @dataclass(frozen=True)

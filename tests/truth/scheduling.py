@@ -57,6 +57,7 @@ class Ranged:
     start: int
     end: int = 0
     amounts: Mapping[str, int] = field(default_factory=dict)
+    raised: bool = False
     arm: int = 0
     begin: int = 0
     stall: int = 0
@@ -133,7 +134,8 @@ class Line:
             self._regions.append(region)
             self.regions.append(region)
         else:
-            self._regions.pop().end = self.clock
+            region = self._regions.pop()
+            region.end, region.raised = self.clock, action.raised
 
 
 @dataclass

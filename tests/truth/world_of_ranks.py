@@ -35,6 +35,7 @@ from truth.worlds import (
     Meet,
     Name,
     Programs,
+    Spend,
     Until,
     World,
 )
@@ -48,6 +49,8 @@ RECORDINGS = ("all", "all", "all", "no evidence", "no traces")
 VARIANTS = (None, None, None, None, "deadline", "period", "apart", "capped")
 """What a world has of what is rare: ranks that work until a common time, causes in every third step, clocks that were never compared, a capture that ended early."""
 PERIOD = 3
+RAISED = 0.05
+"""Share of the worlds in which an exception ends the step of a rank."""
 LOST = 0.05
 """Share of the worlds in which the spans of a rank are missing."""
 NEW = 0.1
@@ -138,6 +141,14 @@ def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Pr
         build.added(rank, *ADDED_LAST)
         build.close(rank)
     return build.programs
+
+
+def _raise_in(world: World, rank: int, drawn: random.Random) -> None:
+    """Let a rank raise an exception in the recorded step, after the last collective: the others wait for it no more."""
+    program = world.steps[world.recorded][rank]
+    met = max((at for at, each in enumerate(program) if isinstance(each, Meet)), default=len(program) // 2)
+    after = [at for at, each in enumerate(program) if isinstance(each, Spend) and at > met and each.ns > 0]
+    world.end_with_exception(rank, drawn.choice(after), drawn.uniform(0.1, 0.9))
 
 
 Plant = Callable[[Shape, random.Random], tuple[Cause, Planted]]
@@ -346,6 +357,9 @@ def ranks_world(
     lost = random.Random(f"lost {seed}")
     if kinds is None and variant not in ("capped", "apart") and shape.ranks > 1 and lost.random() < LOST:
         world.lost = frozenset({lost.randrange(shape.ranks)})
+    ends = random.Random(f"raised {seed}")
+    if kinds is None and variant not in ("capped", "apart") and not world.lost and ends.random() < RAISED:
+        _raise_in(world, ends.randrange(shape.ranks), ends)
     if variant == "capped":
         world.cap(cap.randrange(shape.ranks), cap.uniform(0.1, 0.9))
     return world

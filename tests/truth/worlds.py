@@ -13,6 +13,8 @@ from typing import NamedTuple
 Name = int | str
 """A rank, ``driver``, or ``engine-0``."""
 DRIVER = "driver"
+UNIT = 10_000
+"""All times are multiples of this [ns]."""
 HELD = "held"
 """The cause of the time that the recording takes."""
 
@@ -90,6 +92,9 @@ class Enter(NamedTuple):
 
 class Leave(NamedTuple):
     """Leave the innermost region."""
+
+    raised: bool = False
+    """Whether by an exception."""
 
 
 class Spend(NamedTuple):
@@ -198,6 +203,8 @@ class World:
     """After which share of their windows the captures of some processes ended."""
     lost: frozenset[Name] = frozenset()
     """The processes whose spans are missing."""
+    raised: frozenset[Name] = frozenset()
+    """The processes whose windows an exception ended."""
 
     def cap(self, name: Name, share: float) -> None:
         """End the capture of a process after a share of its windows: nothing holds their ends up."""
@@ -205,6 +212,22 @@ class World:
         program = self.steps[self.recorded][name]
         ended = [each if not isinstance(each, Close) else Close() for each in program]
         self.steps[self.recorded] = {**self.steps[self.recorded], name: ended}
+
+    def end_with_exception(self, name: Name, at: int, share: float) -> None:
+        """Let a process raise in the recorded step, after a share of what it spends in an action, and leave the window."""
+        program = self.steps[self.recorded][name]
+        action = program[at]
+        assert isinstance(action, Spend)
+        opened = sum(isinstance(each, Enter) - isinstance(each, Leave) for each in program[:at])
+        rest = [Leave(raised=True)] * opened, [each for each in program[at:] if isinstance(each, Close)]
+        ended = [
+            *program[:at],
+            action._replace(ns=round(action.ns * share / UNIT) * UNIT),
+            *rest[0],
+            *rest[1],
+        ]
+        self.steps[self.recorded] = {**self.steps[self.recorded], name: ended}
+        self.raised |= {name}
 
     @property
     def waits_known(self) -> bool:

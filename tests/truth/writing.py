@@ -88,7 +88,7 @@ def _entry(truth: Truth, run: Path, process: Process, window: Window, step: int)
         "backend": "null" if process.rank == "driver" or not truth.shape.traces else "torch",
         "status": window.status,
         "error": "the process ended before the capture was stopped" if lost else None,
-        "body_error": None,
+        "body_error": "ValueError('no more samples')" if window.raised else None,
         "start_unix_ns": own(window.start),
         "end_unix_ns": end,
         "wait_seconds": 0.0,
