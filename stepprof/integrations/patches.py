@@ -57,9 +57,6 @@ class Patches:
         """
 
         def make(function: Any, bound: int) -> Any:
-            method = target.rpartition(".")[2]
-            if timer and after is None and before is not None and bound and method in _OF_BLOCKS:
-                return _OF_BLOCKS[method](self, target, function, before)
             made = self._around(target, function, bound, before, after)
             return _only_if_kept(target, function, made) if timer else made
 
@@ -217,47 +214,6 @@ def _around_call(function: Any, enter: Callable[..., Any], leave: Callable[..., 
     return call
 
 
-def _timer_enter(patches: Patches, target: str, function: Any, before: Before) -> Callable[..., Any]:
-    """Return the `__enter__` of a framework's timer that measures its block and then calls the original.
-
-    It does what `Patches.guarded` does, without the call: each timer of the framework pays for it.
-    """
-    measure: Before | None = before
-
-    def enter(self: Any) -> Any:
-        nonlocal measure
-        if timers.busy and measure is not None and patches.active:
-            try:
-                measure(self, (), _NO_KEYWORDS)
-            except ours(Exception) as error:  # the framework must not see the exception
-                measure = None
-                patches.fail(target, error)
-        return function(self)
-
-    return enter
-
-
-def _timer_exit(patches: Patches, target: str, function: Any, before: Before) -> Callable[..., Any]:
-    """Return the exit of such a block."""
-    measure: Before | None = before
-
-    def leave(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
-        nonlocal measure
-        if timers.busy and measure is not None and patches.active:
-            try:
-                measure(self, (kind, error, traceback), _NO_KEYWORDS)
-            except ours(Exception) as mistake:  # the framework must not see the exception
-                measure = None
-                patches.fail(target, mistake)
-        return function(self, kind, error, traceback)
-
-    return leave
-
-
-_NO_KEYWORDS: dict[str, Any] = {}
-_OF_BLOCKS = {"__enter__": _timer_enter, "__exit__": _timer_exit}
-
-
 def _only_if_kept(target: str, function: Any, patched: Any) -> Callable[..., Any]:
     """Return a function that calls the original alone while no timer is recorded.
 
@@ -265,7 +221,7 @@ def _only_if_kept(target: str, function: Any, patched: Any) -> Callable[..., Any
     """
 
     def enter(self: Any) -> Any:
-        return patched(self) if timers.busy else function(self)
+        return (patched if timers.busy else function)(self)
 
     def leave(self: Any, kind: Any, error: Any, traceback: Any) -> Any:
         return (patched if timers.busy else function)(self, kind, error, traceback)

@@ -410,20 +410,13 @@ def _around(
 
 
 @_reads(
-    rf"(?P<who>.+?) spent (?P<seconds>{TIME}) longer than (?P<others>.+?) in {PLACE}(?P<calls>, collectives not counted)?(?P<also>, as did .+)?"
+    rf"(?P<who>.+?) spent (?P<seconds>{TIME}) longer than (?P<others>.+?) in {PLACE}(?P<calls>, collectives not counted)?"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     who = key_of(match["who"])
-    if who not in sentences.everyone:
-        sentences.wrong("no such process")
+    times = _times(sentences, match, who)
+    if times is None:
         return
-    island = sentences.everyone[who].place.island
-    calls = match["calls"] is not None
-    times = {
-        rank: _own(sentences, rank, match, calls=calls)
-        for rank, known in sentences.everyone.items()
-        if known.place.island == island and isinstance(rank, int)
-    }
     mine = times.pop(who, None)
     others = [time for time in times.values() if time is not None]
     low, _ = seconds_of(match["seconds"])
@@ -433,6 +426,37 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
         or low > (mine - min(others)) / 1e9 + LATE * len(sentences.everyone[who].calls)
     ):
         sentences.wrong((mine, times))
+
+
+@_reads(
+    rf"(?P<who>.+?) and (?P<also>.+?) took longer than (?P<others>.+?) in {PLACE}(?P<calls>, collectives not counted)?: together (?P<seconds>{TIME}) on the path"
+)
+def _(sentences: _Sentences, match: re.Match[str]) -> None:
+    who = key_of(match["who"])
+    times = _times(sentences, match, who)
+    if times is None:
+        return
+    known = sorted(time for time in times.values() if time is not None)
+    low, _ = seconds_of(match["seconds"])
+    slack = LATE * sum(len(each.calls) for each in sentences.everyone.values())
+    if not known or times[who] == known[0] or low > sum(time - known[0] for time in known) / 1e9 + slack:
+        sentences.wrong(times)
+
+
+def _times(
+    sentences: _Sentences, match: re.Match[str], who: int | str | None
+) -> dict[int | str, int | None] | None:
+    """Return the own time of each rank on the clock of one process in the place of a sentence; None: there is no such process."""
+    if who not in sentences.everyone:
+        sentences.wrong("no such process")
+        return None
+    island = sentences.everyone[who].place.island
+    calls = match["calls"] is not None
+    return {
+        rank: _own(sentences, rank, match, calls=calls)
+        for rank, known in sentences.everyone.items()
+        if known.place.island == island and isinstance(rank, int)
+    }
 
 
 LATE = 0.0006

@@ -95,10 +95,11 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             having = having_of(ledger.facts, part, part.name) if part.name else None
             lack = having.phrase() if having else ""
             text = f"{part.process} spent {{seconds}} in {inside(part)}{lack}{apart}, and no other rank did"
+        elif also:
+            who = also[0] if len(also) == 1 else f"{len(also)} other ranks"
+            text = f"{part.process} and {who} took longer than {than} in {inside(part)}{apart}: together {{seconds}} on the path"
         else:
-            text = (
-                f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}{_as_did(also)}"
-            )
+            text = f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}"
         named_together |= {(label, key) for label in also}
         ledger.claim(
             part,
@@ -192,13 +193,6 @@ def _saves_nothing(ledger: Ledger, without: Mapping[str, Intervals]) -> bool:
     """Return whether the step is known to take as long without some time."""
     gain = ledger.facts.graph.gain(without)
     return gain is not None and gain < ledger.least * 1e9
-
-
-def _as_did(labels: Sequence[str]) -> str:
-    """Return which other ranks are as slow."""
-    if not labels:
-        return ""
-    return f", as did {labels[0] if len(labels) == 1 else f'{len(labels)} other ranks'}"
 
 
 def _absorbed(facts: Facts, part: Part) -> int:

@@ -370,7 +370,7 @@ class TestGain:
         made = synchronised([("f", 1000)], [("f", 1500)], [("f", 1499)], [("f", 1000)])
         assert stragglers(made) == [("actor rank 1", "f", 0.5, 0.5)]
         (slow,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
-        assert ", as did actor rank 2" in slow.text
+        assert " and actor rank 2 took longer than " in slow.text
         assert slow.also == ["actor rank 2"]
         assert slow.assumption == "the ranks take as long as the median of the others"
 
@@ -383,7 +383,8 @@ class TestGain:
         made = synchronised(*[[("f", 1500)]] * slow, *[[("f", 700)]] * fast)
         assert stragglers(made) == [("actor rank 0", "f", 0.8, 0.8)]
         (found,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
-        assert f"spent 800 ms longer than {than} in `f`" in found.text
+        assert f" took longer than {than} in `f`" in found.text
+        assert found.text.endswith("together 800 ms on the path")
         assert found.also == [f"actor rank {rank}" for rank in range(1, slow)]
         assert found.assumption == f"the ranks take as long as {than}"
 
@@ -406,5 +407,5 @@ class TestGain:
         )
         (slow,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
         assert (slow.process, slow.also) == ("actor rank 1", ["actor rank 4", "actor rank 6"])
-        assert ", as did 2 other ranks" in slow.text
+        assert " and 2 other ranks took longer than " in slow.text
         assert slow.saves == pytest.approx(0.5)
