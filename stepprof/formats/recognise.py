@@ -25,6 +25,8 @@ _SIGN = re.compile(
 )
 """A key of a trace, or the first event of a list."""
 _PHASE = re.compile(rb'"ph"\s*:')
+_ARRAY = re.compile(rb"\[\s*(?:[{\]]|$)")
+"""The start of a list of objects, of an empty list, or of one that breaks off."""
 """The key that every event has."""
 _MARK = 64
 """More bytes than a byte order mark and the white space before JSON have."""
@@ -173,7 +175,8 @@ def _binary(path: Path, start: bytes) -> What | None:
 def _text(text: bytes) -> What | None:
     """Return what text is; None if it may be the start of a trace."""
     if text[:1] == b"[":
-        is_other = text[1:].strip() != b"]" and _PHASE.search(text) is None and not _is_cut(text)
+        is_whole = text[1:].strip() != b"]" and text.rstrip().endswith(b"]")
+        is_other = not _ARRAY.match(text) or (is_whole and _PHASE.search(text) is None)
         return What(Kind.OTHER, "is a JSON list without events, and no trace") if is_other else None
     if text[:1] == b"{":
         return _object(text)
@@ -184,11 +187,6 @@ def _text(text: bytes) -> What | None:
     if _is_text(text):
         return What(Kind.FOREIGN, f"is text and no trace: {TAKEN}")
     return What(Kind.BINARY, f"is a binary file and no trace: {TAKEN}")
-
-
-def _is_cut(text: bytes) -> bool:
-    """Return whether a list breaks off before its end and before the end of what is looked at."""
-    return len(text) < _LOOKED_AT - _MARK and not text.rstrip().endswith(b"]")
 
 
 def _object(text: bytes) -> What | None:

@@ -159,9 +159,9 @@ def _why_off(settled: Config) -> str:
     if switched_off(os.environ):
         return "$STEPPROF switches stepprof off"
     return (
-        "no step is selected, and spans = false"
+        "in a process of the job no step is selected, and spans = false"
         if settled.enabled
-        else "its configuration has enabled = false"
+        else "a process of the job has enabled = false"
     )
 
 

@@ -174,7 +174,9 @@ def _check_ranks_of_role(request: Request, statuses: Sequence[Mapping[str, Any]]
     """
     if request.role is None or request.ranks is None:
         return
-    roles = {status["rank"]: {*(status["roles"] or ()), status["role"]} - {None} for status in statuses}
+    roles: dict[Any, set[str]] = {}
+    for status in statuses:  # several processes may have one rank
+        roles.setdefault(status["rank"], set()).update({*(status["roles"] or ()), status["role"]} - {None})
     having = [rank for rank, of in roles.items() if request.role in of]
     asked = [of for rank, of in roles.items() if rank in request.ranks]
     is_elsewhere = having and asked and all(of and request.role not in of for of in asked)

@@ -52,7 +52,10 @@ PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.
         (b'{"lr": 0.1}', "is JSON without traceEvents, and no trace"),
         (gzip.compress(b'{"lr": 0.1}', mtime=0), "is JSON without traceEvents, and no trace"),
         (b"[[1, 2], [3, 4]]", "is a JSON list without events, and no trace"),
-        (b"[[1, 2], [3, 4", None),
+        (b"[[1, 2], [3, 4", "is a JSON list without events, and no trace"),
+        (b'[{"args": {"a": "' + b"x" * 99_999 + b'"}, "ph": "X"}]', None),
+        (b'[{"a": 1}, {"a": 2}]', "is a JSON list without events, and no trace"),
+        (b'[{"a": 1}, {"a"', None),
         (b"[]", None),
         (
             b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": [' + b" " * 99_999,

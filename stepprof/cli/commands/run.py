@@ -82,10 +82,9 @@ def run(args: argparse.Namespace) -> int:
         runs, off = announced(Path(file.name)), announced_off(Path(file.name))
     if switched_off(environ):
         off = ["$STEPPROF switches stepprof off"]
-    if status and not off:
-        off = [
-            f"the job ended with {exit_of(status)}, and none of its processes on this machine had a session"
-        ]
+    if status:
+        rest = "" if off else ", and none of its processes on this machine had a session"
+        off = [f"the job ended with {exit_of(status)}{rest}", *off]
     for line in outcome(folder, before, runs, began, off):
         print_lines(line, file=sys.stderr)
     return status if status >= 0 else end_like(-status)

@@ -120,8 +120,8 @@ class TestRun:
         ("given", "switch", "reason"),
         [
             ("", "0", "$STEPPROF switches stepprof off"),
-            ("{'enabled': False, 'steps': 2}", "", "its configuration has enabled = false"),
-            ("{'spans': False}", "", "no step is selected, and spans = false"),
+            ("{'enabled': False, 'steps': 2}", "", "a process of the job has enabled = false"),
+            ("{'spans': False}", "", "in a process of the job no step is selected, and spans = false"),
         ],
     )
     def test_a_session_that_is_off(self, tmp_path, given, switch, reason) -> None:
