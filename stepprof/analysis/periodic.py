@@ -68,13 +68,18 @@ def tolerance(values: Sequence[float]) -> float:
     return max(SPREAD * median(abs(value - middle) for value in values), CLOSE * middle)
 
 
-def extreme(value: float, others: Sequence[float]) -> str:
+def extreme(value: float, others: Sequence[float], unknown: float = 0.0) -> str:
     """Return how a usual value is nevertheless outside of all others, by more than their seconds are uncertain; else nothing.
+
+    Args:
+        value: of one step.
+        others: of the other steps.
+        unknown: by how much the value may be wrong.
 
     >>> extreme(5.8, [4.0, 5.0, 5.5]), extreme(5.51, [4.0, 5.0, 5.5]), extreme(3.8, [4.0, 5.0, 5.5])
     (', but longer than each of them', '', ', but shorter than each of them')
     """
-    margin = max(BEYOND * median(others), BEYOND_SECONDS)
+    margin = max(BEYOND * median(others), BEYOND_SECONDS) + unknown
     if value > max(others) + margin:
         return ", but longer than each of them"
     return ", but shorter than each of them" if value < min(others) - margin else ""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 from stepprof.config.options.engine import ENGINE_BACKENDS, EngineOptions
@@ -97,7 +98,7 @@ def changed_from_default(table: Any) -> dict[str, Any]:
     values = {each.name: getattr(table, each.name) for each in fields(table)}
     default = type(table)()
     return {
-        name: list(value) if isinstance(value, tuple) else value
+        name: list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
         for name, value in values.items()
         if value != getattr(default, name)
     }

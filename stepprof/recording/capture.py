@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import BackendError
 from stepprof.host import real_time
@@ -29,6 +29,7 @@ from stepprof.run.manifest_writer import (
 )
 from stepprof.run.model import Annotation, Capture, Outcome
 from stepprof.run.reasons import ReasonCode
+from stepprof.run.schema import LONGEST_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -300,7 +301,7 @@ class LocalCapture:
 
     def _conclude(self, result: ExportResult) -> bool:
         self.record.export_seconds = round(result.seconds, 6)
-        options = plain(self.policy.changed_options())
+        options = self._options()
         for fragment in self._fragments.values():
             for record in fragment.windows:
                 record.options = options
@@ -318,6 +319,11 @@ class LocalCapture:
             error = "; ".join(filter(None, [error, f"export: {result.error}"]))
         self.record.update(status=status, pending=False, reason_code=code, error=error)
         return True
+
+    def _options(self) -> dict[str, Any] | None:
+        """Return the options that are not the defaults; None: they are too long for the manifest, as a plug-in's may be."""
+        options: dict[str, Any] = plain(self.policy.changed_options())
+        return options if len(str(options)) <= LONGEST_OPTIONS else None
 
     def exported_in_child(self, result: ExportResult) -> None:
         """Write the result from the export's own process: if the recording process has died, no other process knows the file."""

@@ -17,7 +17,8 @@ from stepprof.run.reasons import ReasonCode, is_pending
 STATUSES: tuple[str, ...] = get_args(Outcome)
 _MOST_STATISTICS = 64
 _LARGEST_STATISTIC = 1e15
-_LONGEST_OPTIONS = 1 << 16
+LONGEST_OPTIONS = 1 << 16
+"""Maximum number of characters of the options of a window."""
 
 E = TypeVar("E", bound="Entry")
 Check = Callable[[Any], "str | None"]
@@ -129,8 +130,8 @@ def _statistics(value: object) -> str | None:
 
 
 def _options(value: object) -> str | None:
-    fits = value is None or (isinstance(value, dict) and len(str(value)) <= _LONGEST_OPTIONS)
-    return None if fits else f"is not an object of at most {_LONGEST_OPTIONS} characters"
+    fits = value is None or (isinstance(value, dict) and len(str(value)) <= LONGEST_OPTIONS)
+    return None if fits else f"is not an object of at most {LONGEST_OPTIONS} characters"
 
 
 def _unchecked(value: object) -> None:

@@ -102,6 +102,8 @@ def _is_hidden(world: World, cause: Cause) -> bool:
     """Return whether what was recorded cannot show a cause."""
     if cause.processes & (world.capped.keys() | world.lost):  # after its end, spans show regions alone
         return True
+    if "half_batch" in cause.topics and cause.processes & world.raised:  # how much of a batch was done
+        return True
     others = {name for name in world.on if isinstance(name, int)} - cause.processes
     unnamed = cause.needs_evidence and world.recording == "no evidence"
     shown = cause.topics & {"straggler"} if unnamed else cause.topics

@@ -55,8 +55,8 @@ def _with_amounts(facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | Non
 def _filled(
     facts: Facts, process: str, role: str | None, region: tuple[str, ...]
 ) -> tuple[float, float] | None:
-    """Return the samples in the batches of a region, and the room that these have; None: a call does not state both."""
+    """Return the samples in the batches of a region, and the room that these have; None: a call does not state both, or was not finished."""
     place = place_of(facts, process, role, region)
-    if place is None or not place.amounts.get("batch_size") or "samples" not in place.amounts:
+    if place is None or place.failed or not place.amounts.get("batch_size") or "samples" not in place.amounts:
         return None
     return place.amounts["samples"], place.amounts["batch_size"]

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from stepprof.analysis.report.engine_work import Batches, StageTotal, added
 from stepprof.analysis.report.processes import Process, engine_of
 from stepprof.analysis.report.rollout import Curve, Samples, total_curve
@@ -15,6 +17,9 @@ from stepprof.analysis.timeline.model import Origin
 
 SUMS = ("all engines", "all samples")
 """How the labels of sums begin."""
+
+MIN_EDGES = 3
+"""Forward steps of two engines that begin together may be chance if there is only one."""
 
 
 @dataclass(slots=True)
@@ -72,29 +77,30 @@ class Engine:
 def engines_in(processes: Sequence[Process]) -> dict[tuple[object, ...], Engine]:
     """Return the engines with forward steps that are known to be of the step."""
     engines: dict[tuple[object, ...], Engine] = {}
+    of_others: dict[tuple[object, ...], Batches] = {}
     for process in processes:
         for digest in process.digests:
-            if digest.batches is not None and not digest.unclear:
-                alone = digest.origin.replica is None
-                key = _traced(process, digest.origin, digest.batches) if alone else _stated(digest.origin)
-                engines.setdefault(key, Engine(alone=alone)).add(process, digest.origin, digest.batches)
+            if digest.batches is None or digest.unclear:
+                continue
+            origin, batches = digest.origin, digest.batches
+            key: tuple[object, ...] = (origin.role, origin.replica, origin.occurrence)
+            if origin.replica is None:
+                key = (process.label,)
+                alike = (each for each, known in of_others.items() if _is_same_engine(known, batches))
+                key = next(alike, key) if origin.ranked else key
+                of_others.setdefault(key, batches)
+            engines.setdefault(key, Engine(alone=origin.replica is None)).add(process, origin, batches)
     return engines
 
 
-def _stated(origin: Origin) -> tuple[object, ...]:
-    return origin.role, origin.replica, origin.occurrence
-
-
-def _traced(process: Process, origin: Origin, batches: Batches) -> tuple[object, ...]:
-    """Return which engine a trace is of that stepprof did not record: ranks of one job that ran the same forward steps are workers
-    of one engine.
+def _is_same_engine(one: Batches, other: Batches) -> bool:
+    """Return whether two ranks of one clock are workers of one engine: each of their forward steps has the same requests, and begins
+    within half a step. Ranks of different engines drift apart.
     """
-    if not origin.ranked:
-        return (process.label,)
-    steps = [
-        (each.stage, each.iterations, each.prefill_tokens, each.decode_tokens) for each in batches.stages
-    ]
-    return (group_of(origin.path), batches.iterations, batches.peak, *steps)
+    mine, theirs = one.curve(), other.curve()
+    if len(mine.time) < MIN_EDGES or not np.array_equal(mine.value, theirs.value):
+        return False
+    return bool(np.abs(mine.time - theirs.time).max() <= np.median(np.diff(mine.time)) / 2)
 
 
 @dataclass(frozen=True, slots=True)

@@ -153,6 +153,11 @@ def _why_not(a: RecordedProcess, b: RecordedProcess) -> str | None:
             ", ".join(option for option in one.options or () if option not in (other.options or ()))
             for one, other in ((a, b), (b, a))
         ]
-        return f"A was recorded with {own[0] or 'the defaults'}, and B with {own[1] or 'the defaults'}, which can also change how long the step takes"
+        if all(own):
+            text = f"A was recorded with {own[0]}, and B with {own[1]}"
+        else:
+            with_it, without = ("A", "B") if own[0] else ("B", "A")
+            text = f"{with_it} was recorded with {own[0] or own[1]}, and {without} without"
+        return f"{text}, which can also change how long the step takes"
     short = [name for name, each in (("A", a), ("B", b)) if each.whole is False]
     return f"its capture does not cover its window in {' and '.join(short)}" if short else None

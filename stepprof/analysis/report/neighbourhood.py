@@ -256,7 +256,7 @@ def _step(number: int, windows: Sequence[RunWindow], recorded: bool, unrecorded:
     start, end = windows[0].start, max(window.end for window in windows)
     length = unrecorded.length(process, start, end)
     of_roles = {role: of / 1e9 for role, of in roles.items()}
-    return StepTime(number, length / 1e9, recorded, of_roles, held=(end - start - length) / 1e9)
+    return StepTime(number, length / 1e9, recorded, of_roles, held=max(end - start - length, 0) / 1e9)
 
 
 def _placed(
@@ -265,7 +265,7 @@ def _placed(
     plain = [each for each in times if not each.recorded and each.step not in warm and each is not this]
     alike = [each for each in plain if each.roles.keys() == this.roles.keys()]
     parts = [] if len(alike) < FEWEST else list(_parts(this, alike, displaced))
-    text = _sentence(process, this, plain, alike, parts)
+    text = _sentence(process, this, plain, alike, parts, displaced=displaced)
     return Neighbourhood(process, times, [each.step for each in alike], parts, text)
 
 
@@ -290,7 +290,13 @@ def _usual(
 
 
 def _sentence(
-    process: str, this: StepTime, plain: Sequence[StepTime], alike: Sequence[StepTime], parts: Sequence[Usual]
+    process: str,
+    this: StepTime,
+    plain: Sequence[StepTime],
+    alike: Sequence[StepTime],
+    parts: Sequence[Usual],
+    *,
+    displaced: Displaced,
 ) -> str:
     """Return whether the step is typical, which roles are not, and whether other steps have other roles."""
     held = (
@@ -304,10 +310,13 @@ def _sentence(
     if not parts:
         return f"{took}; too few other steps{kind} to compare it with: {len(alike)} without recording, the first of the run not counted"
     whole = parts[0]
+    unknown = displaced.longer if this.seconds > whole.median else displaced.shorter
     spread = f"{seconds(whole.median)} ({seconds(whole.shortest)} to {seconds(whole.longest)})"
     others = f"the {whole.steps} other steps{kind} that were not recorded took {spread}"
     verdict = (
-        f"typical{extreme(this.seconds, lengths)}" if whole.typical else _unusual(this, whole.median, alike)
+        f"typical{extreme(this.seconds, lengths, unknown)}"
+        if whole.typical
+        else _unusual(this, whole.median, alike)
     )
     if whole.typical is None:
         verdict = "whether that is usual is not known: the profiler held the processes of the step up at different times, or for different lengths of time"

@@ -17,6 +17,8 @@ _NOT_OF_THE_TRACE = (
     "analyse_timeout_seconds",
     "trace_only",
     "warm_up",
+    *("report_dir", "report_timeout_seconds", "keep_environment", "windows"),  # nsys: reports and variables
+    *("on_oom", "on_oom_limit", "on_oom_entries"),  # memory: a snapshot of its own
 )
 """Options that change nothing of what a trace contains."""
 

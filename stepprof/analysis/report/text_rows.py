@@ -40,7 +40,8 @@ def notes_of(problems: Sequence[Problem]) -> list[str]:
     """
     sources: dict[str, list[str]] = {}
     for each in problems:
-        sources.setdefault(each.problem, []).extend([] if each.source is None else [each.source])
+        of = sources.setdefault(each.problem, [])
+        of.extend([] if each.source is None or each.source in of else [each.source])
     return [f"{names(of)}: {text}" if of else text for text, of in sources.items()]
 
 

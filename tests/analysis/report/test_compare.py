@@ -388,7 +388,7 @@ class TestCaptures:
             (
                 ['backend = "torch"'],
                 ['backend = "torch"', "torch.with_stack = true"],
-                "A was recorded with the defaults, and B with torch.with_stack = true",
+                "B was recorded with torch.with_stack = true, and A without",
             ),
             (
                 ['backend = "torch"', 'torch.activities = ["cpu"]'],

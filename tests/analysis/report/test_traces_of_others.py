@@ -836,14 +836,18 @@ class TestFiles:
             ]
             assert len(report["islands"]) == (1 if options else 2)
 
-    @pytest.mark.parametrize("alike", [True, False])
-    def test_ranks_of_an_engine(self, tmp_path: Path, alike: bool) -> None:
-        """Ranks that ran the same forward steps have the same requests: they are one engine. Others are engines of their own."""
+    @pytest.mark.parametrize(
+        ("sizes", "later", "alike"),
+        [((8, 8, 4), 1.0, True), ((8, 3), 1.0, False), ((8, 8, 4), 200_000.0, False)],
+    )
+    def test_ranks_of_an_engine(
+        self, tmp_path: Path, sizes: tuple[int, ...], later: float, alike: bool
+    ) -> None:
+        """Ranks that ran the same forward steps at the same time are one engine. Others are engines of their own."""
         for rank in (0, 1):
-            sizes = (8, 8, 4) if alike or not rank else (8, 3)
             steps = [
-                slice_(f"step[DECODE bs={size}]", "user_annotation", 30_000.0 * at + rank, 25_000)
-                for at, size in enumerate(sizes)
+                slice_(f"step[DECODE bs={size}]", "user_annotation", 30_000.0 * at + later * rank, 25_000)
+                for at, size in enumerate(sizes if rank else (8, 8, 4))
             ]
             info = {"backend": "gloo", "rank": rank, "world_size": 2}
             name = f"1690000000.25-TP-{rank}.trace.json"
@@ -855,7 +859,7 @@ class TestFiles:
         assert [(each["label"], each["peak_batch"]) for each in report["rollout"]] == (
             [("rank 0 and rank 1", 8.0)]
             if alike
-            else [("rank 0", 8.0), ("rank 1", 8.0), ("all engines", 16.0)]
+            else [("rank 0", 8.0), ("rank 1", 8.0), ("all engines", 16.0 if later < 100_000 else 8.0)]
         )
 
     @pytest.mark.parametrize("compressed", [False, True])
