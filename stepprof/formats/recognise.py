@@ -25,11 +25,9 @@ _SIGN = re.compile(
 )
 """A key of a trace, or the first event of a list."""
 _PHASE = re.compile(rb'"ph"\s*:')
+"""The key that every event has."""
 _ARRAY = re.compile(rb"\[\s*(?:[{\]]|$)")
 """The start of a list of objects, of an empty list, or of one that breaks off."""
-"""The key that every event has."""
-_MARK = 64
-"""More bytes than a byte order mark and the white space before JSON have."""
 _OTHER_NAMES = re.compile(
     r"(?:(?:.+\.)?(?:report|timeline[^/]*)|run|config|profiler_info\S*|profiler_metadata|tokenizer\S*)\.json(?:\.gz)?"
 )

@@ -102,6 +102,11 @@ class StepGraph:
         self.waited = _by_process(kept)
         self.meetings = _meetings(kept, known)
         self.group = _groups(self.meetings, [each.label for each in known])
+        self.met: dict[str, int] = {}
+        """When each process last met another one, or waited for one or kept one waiting [ns]."""
+        for meeting in self.meetings:
+            for label in (meeting.awaited, *(wait.label for wait in meeting.waits)):
+                self.met[label] = max(self.met.get(label, start), meeting.end)
         drivers = {each.label for each in known if each.process.origin.rank == DRIVER}
         self.led = {wait.label for wait in kept if not wait.mutual and wait.awaited in drivers} - drivers
         """The ranks that a driver calls."""
@@ -144,7 +149,12 @@ class StepGraph:
         last = max(ends, key=lambda label: ends[label])
         removed = {label: when for label, when in without.items() if len(when) and label in self.group}
         wanted = {self.group[label] for label in removed}
-        if self.group[last] not in wanted and len(ends) > 1 and not self._is_fixed(last, removed):
+        # what it does after its last known meeting may be a wait that is not known
+        begun = min((int(when.start[0]) for when in removed.values()), default=self.end)
+        unknown = 0 if self.met.get(last, self.start) > begun else self.ends[last] - begun
+        most = max((when.total for when in removed.values()), default=0)
+        follows = self.group[last] in wanted and unknown <= max(FIXED * most, LEAST_GAIN_NS)
+        if last not in removed and not follows and not self._is_fixed(last, removed):
             return None
         return self.unrecorded_end - ends[last]
 

@@ -199,8 +199,9 @@ def find(
     if plain:
         if not found.inputs:
             names = ", ".join(f'"{path}"' for path in plain)
+            ignored = "".join(f"; {problem}" for _, problem in found.findings)
             raise ConfigError(
-                f"{names}: no run, no step and no trace (.json, .json.gz, .db of torch_npu) is there"
+                f"{names}: no run, no step and no trace (.json, .json.gz, .db of torch_npu) is there{ignored}"
             )
         _add_folders(found.inputs)
         found.folder = plain[0] if plain[0].is_dir() else plain[0].parent

@@ -384,7 +384,11 @@ class TestFiles:
         assert len(set(labels(found))) == 2
 
     def test_a_path_without_traces_is_an_error(self, tmp_path):
+        """It names the files that look like traces."""
         with pytest.raises(ConfigError, match="no run, no step and no trace"):
+            find([tmp_path], output_dir=tmp_path / "none")
+        (tmp_path / "a.trace.json").write_text("version https://git-lfs.github.com/spec/v1")
+        with pytest.raises(ConfigError, match=r"not traces ignored: a\.trace\.json"):
             find([tmp_path], output_dir=tmp_path / "none")
 
 

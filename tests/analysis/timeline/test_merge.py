@@ -197,11 +197,11 @@ class TestMerge:
 
     def test_only_damaged_files_write_no_timeline(self, tmp_path):
         """If all files are damaged, no timeline is written in either format, and an existing one stays."""
-        (tmp_path / "rank0.pt.trace.json").write_bytes(b"no trace")
+        (tmp_path / "rank0.pt.trace.json").write_bytes(b'{"traceEvents": [no trace')
         found = find([tmp_path], output_dir=tmp_path)
         for format_ in ("perfetto", "json"):
             (tmp_path / format_).write_bytes(b"old")
-            with pytest.raises(ConfigError, match=r"nothing could be read of 1 source: .* is not a trace"):
+            with pytest.raises(ConfigError, match=r"nothing could be read of 1 source: "):
                 merge(found.inputs, tmp_path / format_, format=format_)
             assert (tmp_path / format_).read_bytes() == b"old"
 
