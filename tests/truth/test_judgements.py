@@ -70,6 +70,7 @@ FOUND = {
     "a rank that computes and then waits in a collective did not work until a common time": 30872,
     "a rank that came too late for a common time would have worked until then": 7036,
     "a rank whose waits are not known may have waited after its last known meeting": 50552,
+    "a region with the times of its window is inside it, also in the steps around": 52681,
     "how much of a batch was done when an exception ended it is not known": 13638,
     "a rank that waits in a collective is not busy with the empty places of its batch": 22420,
     "a common end of one of several calls is a coincidence, also of ranks that compute": 30154,

@@ -76,6 +76,7 @@ def step_times(files: Iterable[Path], steps: Collection[int]) -> dict[int, StepT
 
 def _times(rows: list[_Row]) -> StepTimes:
     found = StepTimes()
+    rows.reverse()  # they are in the order of the ends: of two that have the same times, the later one is outside
     for _, lane in groupby(sorted(rows, key=itemgetter(0, 1, 2)), key=itemgetter(0)):
         opened: list[tuple[int, list[tuple[str | None, str]], Kinds]] = []
         for _, start, negative, name, role, is_window in lane:

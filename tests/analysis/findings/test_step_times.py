@@ -46,6 +46,14 @@ class TestStepTimes:
         assert found.total["rollout", "sample_1"] == 5 * MS
         assert found.kinds == {"prepare": 1, "rollout": 1, "sample_#": 1}
 
+    def test_of_equal_times_the_span_that_ended_later_is_outside(self, times):
+        """Lines are in the order of the ends: a region is inside its window also if their times are equal."""
+        spans = [("region", "score", 0, 50, "reward"), ("window", "reward", 0, 50, "reward")]
+        assert {names: spent // MS for names, spent in times(s1=spans)[1].own.items()} == {
+            ("reward",): 0,
+            ("reward", "score"): 50,
+        }
+
     def test_coroutines_and_threads_are_not_inside_each_other(self, times):
         found = times(s1=[("region", "one", 0, 50, None, 1, 7), ("region", "other", 10, 20, None, 2, None)])
         assert {names: spent // MS for names, spent in found[1].own.items()} == {("one",): 50, ("other",): 20}
