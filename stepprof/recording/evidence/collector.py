@@ -255,9 +255,9 @@ def _stack_span(stretch: Stretch, name_of: Callable[[CodeType, int], str | None]
     return _span((call or frames[0][0], "stack"), stretch.thread, times, place, attributes)
 
 
-def _frame(frame: tuple[CodeType, int, int], own: bool) -> tuple[str, str, int, bool]:
-    code, line, _ = frame
-    return _name(code), _short(PurePath(code.co_filename).name), line, own
+def _frame(frame: tuple[CodeType, int | None, int], own: bool) -> tuple[str, str, int, bool]:
+    code, line, _ = frame  # some instructions have no line, such as those that begin an `except`
+    return _name(code), _short(PurePath(code.co_filename).name), line or code.co_firstlineno, own
 
 
 def _name(code: CodeType) -> str:

@@ -45,7 +45,7 @@ MOST_TOTALS = 256
 OWN_CODE = {GarbageWatch.collected.__code__}
 """Code of stepprof that the interpreter calls in the middle of the job's code; left out of stacks."""
 
-Stack = tuple[tuple[CodeType, int, int], ...]
+Stack = tuple[tuple[CodeType, int | None, int], ...]
 """Code, line and instruction (`f_lasti`) of each frame, the innermost first."""
 Place = tuple["int | None", "str | None"]
 

@@ -12,6 +12,7 @@ from ran import Ran
 
 from stepprof.instrument.span_recorder import Recorder
 from stepprof.recording.evidence import collector
+from stepprof.recording.evidence.stacks import Stretch
 from stepprof.run.evidence import Evidence, read_evidence
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs
@@ -236,6 +237,14 @@ with profile_step(2):
         for thread in threads: thread.join()
 assert seen == {True}, seen
 """)
+
+    def test_a_frame_at_an_instruction_without_a_line(self) -> None:
+        """Such a frame has no line (`f_lineno` is None): its function's first line stands for it."""
+        code = collector._frame.__code__
+        stretch = Stretch(1, 2, None, ((code, None, 0),), 0, 10, 0.0, 0.0, counted=False)
+        span = collector._stack_span(stretch, lambda code, instruction: None)
+        [[function, file, line, _]] = span[7]["frames"]
+        assert (function, file, line) == ("_frame", "collector.py", code.co_firstlineno)
 
     def test_a_thread_that_ends(self, evidence) -> None:
         """The stretch of a thread ends with the thread, and a later thread has stretches of its own."""
