@@ -19,7 +19,7 @@ SUMS = ("all engines", "all samples")
 """How the labels of sums begin."""
 
 MIN_EDGES = 3
-"""Forward steps of two engines that begin together may be chance if there is only one."""
+"""Edges of two forward steps: a single step of two engines may begin at one time by chance."""
 
 
 @dataclass(slots=True)

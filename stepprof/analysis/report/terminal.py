@@ -127,11 +127,8 @@ def print_report(report: Report, console: Console, *, top: int = 8) -> None:
     heading = "time that engines took to write their traces, with estimates for other limits"
     _section(console, heading, stops_table(report.stops, room))
     _print_problems(console, report.problems)
-    clock = report.clock.rstrip(".")
-    if report.clock_error_ns and "error at most" not in clock:
-        clock += f", error at most {seconds(report.clock_error_ns / 1e9)}"
     console.print()
-    _indented(console, Text(printable(f"clock: {clock}"), style="dim"), 0)
+    _indented(console, Text(printable(f"clock: {report.clock.rstrip('.')}"), style="dim"), 0)
 
 
 def print_comparison(comparison: Comparison, console: Console, *, top: int = 12) -> None:
