@@ -34,13 +34,15 @@ def write_steps(run, steps, rank=0) -> None:
 
     Args:
         run: the folder of the run.
-        steps: of each step its spans (kind, name, start, duration, role), optionally (…, thread, task), in milliseconds.
+        steps: of each step its spans (kind, name, start, duration, role), optionally (…, thread, task), in milliseconds. They are
+            written in the order of their ends, as a session does; of two with one end, the later one is inside.
         rank: of the process.
     """
     (run / "spans").mkdir(parents=True, exist_ok=True)
     lines = [{"kind": "spans", "rank": rank, "host": "h", "pid": 100 + rank}]
     for step, spans in steps.items():
-        for kind, name, start, duration, role, *lane in spans:
+        inside_first = sorted(enumerate(spans), key=lambda each: (each[1][2] + each[1][3], -each[0]))
+        for _, (kind, name, start, duration, role, *lane) in inside_first:
             thread, task = (*lane, *(1, None)[len(lane) :])
             at = {"start": (step * 1_000_000 + start) * 1_000_000, "dur": duration * 1_000_000}
             lines.append({"name": name, "kind": kind, "thread": thread, "task": task, "step": step, "role": role, **at})  # fmt: skip

