@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 from stepprof.analysis.findings.wording import SHARE_CPUS
 from stepprof.analysis.report.schema import Finding, Report
-from truth.scheduling import Ran, run
-from truth.worlds import DRIVER, HELD, NEEDED, Cause, Name, Until, World
+from truth.scheduling import Line, Ran, run
+from truth.worlds import DRIVER, HELD, NEEDED, Cause, Enter, Name, Until, World
 
 __all__ = ["Judged", "judged"]
 
@@ -23,6 +24,8 @@ ALONE, ELSEWHERE = "in this step alone", "also in"
 """What a reason says about the steps around."""
 TOLERANCE = 0.02
 """How far seconds may be off, as a share of the step."""
+SHORT = 5
+"""How much shorter a process is in a region that it enters after a common time."""
 SAMPLED = 0.026
 """How far they may be off at each edge that is known by samples only."""
 
@@ -66,6 +69,7 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
         truth.cause.name: [each for each in placed if _is_about(world, each, truth.cause)] for truth in truths
     }
     known = [each for those in about.values() for each in those]
+    known += [each for each in placed if _is_of_common_time(world, ran[world.recorded], each)]
     wrong = [
         f"no such cause: {_text(each)}"
         for each in placed
@@ -73,7 +77,7 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
     ]
     for truth in truths:
         if about[truth.cause.name]:
-            wrong += _false(world, about[truth.cause.name], truth, report)
+            wrong += _false(world, ran[world.recorded], about[truth.cause.name], truth, report)
         elif (
             truth.gain > MISSED * report.seconds
             and not _is_hidden(world, truth.cause)
@@ -87,6 +91,36 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
 def _is_of_device(world: World, finding: Finding) -> bool:
     """Return whether a finding is about the device of a process without spans: it does nothing during causes of all kinds."""
     return finding.topic in OF_TRACES and name_of(finding.process) in world.lost
+
+
+def _is_of_common_time(world: World, ran: Ran, finding: Finding) -> bool:
+    """Return whether a finding is about work until a common time, for which another rank came too late: it looks like work that it does not have."""
+    program = world.steps[world.recorded].get(name_of(finding.process) or 0, [])
+    until = any(
+        isinstance(after, Until) and isinstance(before, Enter) and before.name == finding.region
+        for before, after in pairwise(program)
+    )
+    ranks = [line for name, line in ran.lines.items() if name in world.on and isinstance(name, int)]
+    return until and any(
+        _seconds_in(line, finding.region) < FALSE * (finding.seconds or 0.0) for line in ranks
+    )
+
+
+def _seconds_in(line: Line, region: str | None) -> float:
+    return sum(each.end - each.start for each in line.regions if each.name == region) / 1e9
+
+
+def _may_have_missed(ran: Ran, processes: Collection[Name]) -> bool:
+    """Return whether a process entered a region after another one had left it, and left it at once: they may have worked until a common time."""
+    return any(
+        late.name == early.name
+        and late.start > early.end
+        and SHORT * (late.end - late.start) < early.end - early.start
+        for process in processes
+        for other, line in ran.lines.items()
+        if other != process
+        for late, early in product(ran.lines[process].regions, line.regions)
+    )
 
 
 def _is_named(report: Report, cause: Cause) -> bool:
@@ -128,7 +162,10 @@ def name_of(label: str | None) -> Name | None:
 
 def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
     name = name_of(finding.process)
-    waits = world.device != "cpu" and _is_hidden(world, cause)
+    unnamed = cause.needs_evidence and world.recording == "no evidence"
+    waits = world.device != "cpu" and (
+        unnamed or _is_hidden(world, cause)
+    )  # its device does nothing meanwhile
     return (
         (finding.topic in cause.topics or (waits and finding.topic == "host"))
         and (name is None or name in cause.processes)
@@ -138,7 +175,7 @@ def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
     )
 
 
-def _false(world: World, findings: Sequence[Finding], truth: Judged, report: Report) -> list[str]:
+def _false(world: World, ran: Ran, findings: Sequence[Finding], truth: Judged, report: Report) -> list[str]:
     """Return what is false in the findings about a cause. Each moment of the step is in one of them."""
     wrong = []
     within = TOLERANCE * report.seconds + SAMPLED * truth.cause.sampled
@@ -168,7 +205,13 @@ def _false(world: World, findings: Sequence[Finding], truth: Judged, report: Rep
     if late and truth.cause.processes.issuperset(name for name in world.on if isinstance(name, int)):
         return wrong  # no rank enters the region earlier than others: nothing shows the common time
     if None in gains:
-        if world.waits_known and not (len(report.islands) > 1 or late or truth.displaced or world.lost):
+        if world.waits_known and not (
+            len(report.islands) > 1
+            or late
+            or truth.displaced
+            or world.lost
+            or _may_have_missed(ran, truth.cause.processes)
+        ):
             wrong.append(f"no gain, true are {truth.gain:.3f} s: {texts}")
     elif not least - within <= sum(each or 0.0 for each in gains) <= truth.gain + within:
         wrong.append(f"saves {gains} s, not {truth.gain:.3f}: {texts}")

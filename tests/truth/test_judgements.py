@@ -73,6 +73,8 @@ FOUND = {
     "a region with the times of its window is inside it, also in the steps around": 52681,
     "how much of a batch was done when an exception ended it is not known": 13638,
     "a rank that waits in a collective is not busy with the empty places of its batch": 22420,
+    "a rank that computes for a part of its time in a region waited only for the rest": 80272,
+    "after the end of its capture, a rank that computed before may have waited": 200418,
     "a common end of one of several calls is a coincidence, also of ranks that compute": 30154,
 }
 

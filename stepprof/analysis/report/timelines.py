@@ -169,7 +169,7 @@ def timelines(
         )
         for process in processes
     }
-    met = {link[1:] for of in links.values() for link in of.met}
+    met = {each for of in links.values() for each in of.meetings}
     apart = {label: [link for link in of.apart if link[1:] not in met] for label, of in links.items()}
     deadlines = _deadlines(ends, apart)
     made = []
@@ -261,6 +261,8 @@ class _Links(NamedTuple):
     met: list[Link]
     maybe: list[Link]
     apart: list[Link]
+    meetings: list[tuple[int, str]]
+    """When the last one entered, and its label, of those that are met."""
 
 
 def _links(
@@ -275,12 +277,13 @@ def _links(
     """
     activity = activities.get(process.label, Activity())
     operating, communicating, _ = process.working()
-    found = _Links([], [], [], [])
+    found = _Links([], [], [], [], [])
     found.collective.extend(
         link for link in waiting.links if 2 * operating.clip(*link[:2]).total < link[1] - link[0]
     )
     known = Intervals.of((start, end) for start, end, _ in waiting.links)
     computing = operating | activity.computing | activity.others
+    captured = process.covered()
     for start, end, gone, until, label, together, met in ends:
         computes = 2 * computing.clip(start, end).total >= end - start
         if len(known.clip(start, end)) or not (together or computes):
@@ -288,20 +291,34 @@ def _links(
         if activity.blocked.clip(gone, until).total >= STILL_NS:
             continue
         began = _call_at(communicating, end)
-        since = start if began is None else max(start, began)  # it waited in the call, and worked before
+        # it waited in the call, and worked before
+        since = _worked_until(computing, start, end) if began is None else max(start, began)
         # if the last one goes on to wait too, and in no collective, all may have waited for something else
         others = activities.get(label, Activity()).blocked.clip(end, gone).total
         elsewhere = not met and others >= max(STILL_NS, (gone - end) / 2)
+        # after the end of its capture it may have waited
+        unseen = not process.is_whole and (Intervals.one(start, end) - captured).total >= STILL_NS
         if not (computes or elsewhere) and (
             met or 2 * activity.waiting.clip(since, end).total >= end - since
         ):
-            found.met.append((since, end, label))
+            work = activities.get(label, Activity()).computing
+            # the last one may have worked before the call in which they met
+            found.met.append((since, end if met else _worked_until(work, end, gone), label))
+            found.meetings.append((end, label))
         elif not len(communicating.clip(start, until)):
             # one that waits after its work has met the others, or waited for something else
             waits = (activity.waiting - activity.others).clip(end, until).total >= STILL_NS
             if together or not waits:
-                (found.apart if computes and not waits else found.maybe).append((start, end, label))
+                (found.apart if computes and not waits and not unseen else found.maybe).append(
+                    (start, end, label)
+                )
     return found
+
+
+def _worked_until(computing: Intervals, start: int, end: int) -> int:
+    """Return when a process that then waited until a time last stopped computing after another time; that time if it did not compute."""
+    last = [high for low, high in computing.clip(start, end).pairs() if high - low >= STILL_NS]
+    return last[-1] if last else start
 
 
 def _call_at(calls: Intervals, time: int) -> int | None:
