@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from statistics import median
 
+from stepprof.analysis.report.meetings import TOGETHER, TOGETHER_NS
 from truth.known import Known, merged, minus, total
 from truth.model import Process
 from truth.noting import Notes, key_of
@@ -371,8 +372,30 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 PLACE = r"(?:`(?P<region>[^`]+)`(?: \((?:in )?(?:`(?P<around>[^`]+)`)?(?:, )?(?:role (?P<role>[^)]+))?\))?|the window of (?P<window>[^,]+)|the window)"
 
 
+def _seem_to_meet(sentences: _Sentences, match: re.Match[str], who: int | str | None) -> bool:
+    """Return whether another process leaves a place, without a call there, just after a process enters it, as if they had met."""
+    mine = _pieces(sentences, who or 0, match)
+    return any(
+        begin < last < end
+        and end - last <= TOGETHER_NS + TOGETHER * (last - begin)
+        and not any(begin < high and low < end for low, high in map(other.call, other.calls))
+        for rank, other in sentences.everyone.items()
+        if rank != who and isinstance(rank, int)
+        for begin, end in _pieces(sentences, rank, match)
+        for last, _ in mine
+    )
+
+
 def _own(sentences: _Sentences, rank: int | str, match: re.Match[str], *, calls: bool) -> int | None:
     """Return how long a process was in a place and in no region inside it [ns]; None: it never was."""
+    known = sentences.everyone[rank]
+    pieces = _pieces(sentences, rank, match)
+    met = minus(merged(map(known.call, known.calls)), merged(known.stretches(known.computing)))
+    return total(minus(pieces, merged(met if calls else ()))) if pieces else None
+
+
+def _pieces(sentences: _Sentences, rank: int | str, match: re.Match[str]) -> list[tuple[int, int]]:
+    """Return when a process was in a place and in no region inside it."""
     known = sentences.everyone[rank]
     role = match["role"] or match["window"]
     regions = [(each.name, each.role, known.at(each.start), known.at(each.end)) for each in known.regions]
@@ -394,10 +417,7 @@ def _own(sentences: _Sentences, rank: int | str, match: re.Match[str], *, calls:
             for name, _, start, end in regions
             if name != match["region"] and any(low <= start and end <= high for low, high in mine)
         ]
-    if not mine:
-        return None
-    met = minus(merged(map(known.call, known.calls)), merged(known.stretches(known.computing)))
-    return total(minus(merged(mine), merged([*inner, *(met if calls else ())])))
+    return minus(merged(mine), merged(inner))
 
 
 def _around(
@@ -424,7 +444,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
         mine is None
         or not others
         or low > (mine - min(others)) / 1e9 + LATE * len(sentences.everyone[who].calls)
-    ):
+    ) and not _seem_to_meet(sentences, match, who):
         sentences.wrong((mine, times))
 
 
