@@ -19,9 +19,10 @@ from stepprof.analysis.report.processes import Process, largest_unsure_ns
 
 TOGETHER = 0.05
 TOGETHER_NS = 2_000_000
-"""Ranks leave together if their ends differ by at most these nanoseconds plus this share of the
-wait. They leave as soon as the last one has entered, if its entry is at most that long before the
-first end.
+MOST_APART_NS = 50_000_000
+"""Ranks leave together if their ends differ by at most `TOGETHER_NS` plus this share of the wait, of which `MOST_APART_NS`
+count at most. They leave as soon as the last one has entered, if its entry is at most that long before the first end, and the
+last end at most `MOST_APART_NS` after it: on a busy machine, one of them may leave late.
 """
 CLEAR = 5
 """A wait counts if it is at least this many times longer than the difference of the ends."""
@@ -121,14 +122,14 @@ def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> 
     last, differ = start.max(axis=0), np.ptp(end, axis=0)
     latest = start.argmax(axis=0)
     wait = last - start.min(axis=0)
-    within = TOGETHER_NS + TOGETHER * wait
-    released = end.min(axis=0) - last  # on a busy machine, one of them may leave late
+    within = TOGETHER_NS + np.minimum(TOGETHER * wait, MOST_APART_NS)
+    released = (end.min(axis=0) - last <= within) & (differ <= within + MOST_APART_NS)
     apart = CLEAR * differ.max() > wait  # in another call
-    together = (differ <= within) | (released <= within)
+    together = (differ <= within) | released
     meet = (
         (wait >= CLEAR * np.maximum(differ, error)) & (wait >= CLEAR * TOGETHER_NS) & (last < end.min(axis=0))
     )
-    meet &= ~apart | (released <= within)
+    meet &= ~apart | released
     meet &= ~np.array([visit.matched for visit in of]).any(axis=0)
     for call in np.flatnonzero(meet).tolist():
         for row, visit in enumerate(of):
@@ -143,6 +144,6 @@ def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> 
                         int(end[row, call]),
                         label,
                         bool(together[call]),
-                        bool(released[call] <= within[call]),
+                        bool(released[call]),
                     )
                 )
