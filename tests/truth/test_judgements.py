@@ -76,6 +76,7 @@ FOUND = {
     "a rank that computes for a part of its time in a region waited only for the rest": 80272,
     "after the end of its capture, a rank that computed before may have waited": 200418,
     "ranks that leave a region long after the last one has entered have not met": 201736,
+    "a rank may have waited between the end of its capture and that of its region": 201974,
     "a common end of one of several calls is a coincidence, also of ranks that compute": 30154,
 }
 

@@ -296,22 +296,22 @@ def _links(
         # if the last one goes on to wait too, and in no collective, all may have waited for something else
         others = activities.get(label, Activity()).blocked.clip(end, gone).total
         elsewhere = not met and others >= max(STILL_NS, (gone - end) / 2)
-        # after the end of its capture it may have waited
-        unseen = not process.is_whole and (Intervals.one(start, end) - captured).total >= STILL_NS
+        # the last one may have worked before the call in which they met
+        arrived = end if met else _worked_until(activities.get(label, Activity()).computing, end, gone)
         if not (computes or elsewhere) and (
             met or 2 * activity.waiting.clip(since, end).total >= end - since
         ):
-            work = activities.get(label, Activity()).computing
-            # the last one may have worked before the call in which they met
-            found.met.append((since, end if met else _worked_until(work, end, gone), label))
+            found.met.append((since, arrived, label))
             found.meetings.append((end, label))
         elif not len(communicating.clip(start, until)):
             # one that waits after its work has met the others, or waited for something else
             waits = (activity.waiting - activity.others).clip(end, until).total >= STILL_NS
-            if together or not waits:
-                (found.apart if computes and not waits and not unseen else found.maybe).append(
-                    (start, end, label)
-                )
+            unseen = _unseen(captured, start, until)
+            if (together or not waits) and not process.is_whole and unseen is not None:
+                begin = max(since, unseen)  # it may have waited after the end of its capture
+                found.maybe.append((begin, arrived if begin < arrived else until, label))
+            elif together or not waits:
+                (found.apart if computes and not waits else found.maybe).append((start, end, label))
     return found
 
 
@@ -319,6 +319,13 @@ def _worked_until(computing: Intervals, start: int, end: int) -> int:
     """Return when a process that then waited until a time last stopped computing after another time; that time if it did not compute."""
     last = [high for low, high in computing.clip(start, end).pairs() if high - low >= STILL_NS]
     return last[-1] if last else start
+
+
+def _unseen(captured: Intervals, start: int, end: int) -> int | None:
+    """Return when a capture ended between two times; None: it did not, or just before the second."""
+    seen = captured.clip(start, end).pairs()
+    last = seen[-1][1] if seen else start
+    return last if end - last >= STILL_NS else None
 
 
 def _call_at(calls: Intervals, time: int) -> int | None:
