@@ -283,7 +283,7 @@ def _links(
     )
     known = Intervals.of((start, end) for start, end, _ in waiting.links)
     computing = operating | activity.computing | activity.others
-    captured = process.covered()
+    captured = process.covered() | computing | activity.waiting
     for start, end, gone, until, label, together, met in ends:
         computes = 2 * computing.clip(start, end).total >= end - start
         if len(known.clip(start, end)) or not (together or computes):
@@ -296,8 +296,10 @@ def _links(
         # if the last one goes on to wait too, and in no collective, all may have waited for something else
         others = activities.get(label, Activity()).blocked.clip(end, gone).total
         elsewhere = not met and others >= max(STILL_NS, (gone - end) / 2)
-        # the last one may have worked before the call in which they met
-        arrived = end if met else _worked_until(activities.get(label, Activity()).computing, end, gone)
+        # the last one may have worked before the call in which they met, where this one waits until then
+        resumed = gone if met else _works_from(computing, end, gone)
+        work = activities.get(label, Activity()).computing
+        arrived = end if met else min(resumed, _worked_until(work, end, gone))
         if not (computes or elsewhere) and (
             met or 2 * activity.waiting.clip(since, end).total >= end - since
         ):
@@ -319,6 +321,11 @@ def _worked_until(computing: Intervals, start: int, end: int) -> int:
     """Return when a process that then waited until a time last stopped computing after another time; that time if it did not compute."""
     last = [high for low, high in computing.clip(start, end).pairs() if high - low >= STILL_NS]
     return last[-1] if last else start
+
+
+def _works_from(computing: Intervals, start: int, end: int) -> int:
+    """Return when a process first computes between two times; the second: it does not."""
+    return next((low for low, high in computing.clip(start, end).pairs() if high - low >= STILL_NS), end)
 
 
 def _unseen(captured: Intervals, start: int, end: int) -> int | None:
