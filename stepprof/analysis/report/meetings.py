@@ -66,6 +66,11 @@ class CommonEnd(NamedTuple):
     """They left as soon as it had entered."""
 
 
+def leaves_within(wait: Times | int) -> Times:
+    """Return how long after the end of a wait a process goes on at most [ns]."""
+    return np.asarray(TOGETHER_NS + np.minimum(TOGETHER * np.asarray(wait), MOST_APART_NS))
+
+
 def common_ends(visits: dict[tuple[object, ...], list[Visit]]) -> dict[str, list[CommonEnd]]:
     """Return the common ends of each process, by label.
 
@@ -122,7 +127,7 @@ def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> 
     last, differ = start.max(axis=0), np.ptp(end, axis=0)
     latest = start.argmax(axis=0)
     wait = last - start.min(axis=0)
-    within = TOGETHER_NS + np.minimum(TOGETHER * wait, MOST_APART_NS)
+    within = leaves_within(wait)
     released = (end.min(axis=0) - last <= within) & (differ <= within + MOST_APART_NS)
     apart = CLEAR * differ.max() > wait  # in another call
     together = (differ <= within) | released

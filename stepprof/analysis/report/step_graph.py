@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from stepprof.analysis.report.driver_waits import served
 from stepprof.analysis.report.intervals import EMPTY, Intervals
-from stepprof.analysis.report.meetings import CLEAR
+from stepprof.analysis.report.meetings import CLEAR, leaves_within
 from stepprof.analysis.report.processes import unsure_ns
 from stepprof.analysis.report.schema import Slack
 from stepprof.analysis.report.timelines import DRIVER, LEAST_NS, Timeline
@@ -94,10 +94,7 @@ class StepGraph:
         self.start = start
         self.ends = {each.label: each.ends[-1] for each in known if each.stretches}
         self.end = max(self.ends.values(), default=start)
-        waits = [
-            *_between_ranks(known, possible=possible),
-            *_of_windows(known, start, engine_roles),
-        ]
+        waits = _waits(known, start, engine_roles, possible=possible)
         kept = sorted(waits, key=lambda wait: wait.start - wait.end)[:MOST_WAITS]
         self.waited = _by_process(kept)
         self.meetings = _meetings(kept, known)
@@ -118,7 +115,7 @@ class StepGraph:
         self.unrecorded_end = max(self.replay({}).values(), default=start)
         self._other: StepGraph | None = None
         """The same step, if the possible waits are waits."""
-        if not possible and any(each.maybe for each in known):
+        if not possible and len(_waits(known, start, engine_roles, possible=True)) > len(waits):
             self._other = StepGraph(known, start, engine_roles, possible=True)
 
     def gain(self, without: Mapping[str, Intervals]) -> int | None:
@@ -299,6 +296,15 @@ def _missed(each: Timeline) -> Iterator[tuple[int, int, int]]:
         yield int(calls.end[at - 1]) if at else 0, start, after
 
 
+def _waits(
+    known: Sequence[Timeline], start: int, engine_roles: frozenset[str | None], *, possible: bool
+) -> list[Wait]:
+    return [
+        *_between_ranks(known, possible=possible),
+        *_of_windows(known, start, engine_roles, possible=possible),
+    ]
+
+
 def _between_ranks(known: Sequence[Timeline], *, possible: bool) -> Iterator[Wait]:
     """Yield the waits in collectives, and where ranks meet in a region; of very many only the longest."""
     labels = {each.label for each in known}
@@ -311,7 +317,9 @@ def _between_ranks(known: Sequence[Timeline], *, possible: bool) -> Iterator[Wai
                 yield Wait(end, start, each.label, awaited, True, end)
 
 
-def _of_windows(known: Sequence[Timeline], start: int, engine_roles: frozenset[str | None]) -> Iterator[Wait]:
+def _of_windows(
+    known: Sequence[Timeline], start: int, engine_roles: frozenset[str | None], *, possible: bool
+) -> Iterator[Wait]:
     """Yield the waits of drivers for engines and ranks, and of these for the driver."""
     by_label = {each.label: each for each in known}
     opened = _Windows(known)
@@ -328,7 +336,7 @@ def _of_windows(known: Sequence[Timeline], start: int, engine_roles: frozenset[s
                 if opening is not None:
                     openers[opening] = max(openers.get(opening, (begin, label)), (begin, label))
     for each in known:
-        yield from _before_windows(each, opened, start)
+        yield from _before_windows(each, opened, start, possible=possible)
     for (began, since, label), (_, opener) in openers.items():
         yield Wait(began, since, label, opener, False, began)
 
@@ -343,9 +351,9 @@ def _opening(engine: Timeline, begin: int, end: int, start: int) -> tuple[int, i
     return int(starts[at]), since, engine.label
 
 
-def _before_windows(each: Timeline, opened: _Windows, start: int) -> Iterator[Wait]:
+def _before_windows(each: Timeline, opened: _Windows, start: int, *, possible: bool) -> Iterator[Wait]:
     """Yield what a process waits for between its windows: the driver that opens the next one, otherwise
-    the process whose window ended last.
+    the process whose window ended last, if the next one begins as soon as that. If it begins later, the wait is possible.
     """
     bounds = [(start, start), *((stretch[0], stretch[1]) for stretch in each.stretches)]
     for number, ((_, since), (opened_at, _)) in enumerate(pairwise(bounds)):
@@ -357,7 +365,7 @@ def _before_windows(each: Timeline, opened: _Windows, start: int) -> Iterator[Wa
             yield Wait(begin, since, each.label, driver.label, False, begin)
             continue
         last, awaited = opened.last_end(each, since, begin)
-        if awaited is not None:
+        if awaited is not None and (possible or begin - last <= leaves_within(last - since)):
             yield Wait(last, since, each.label, awaited.label, False, last)
 
 
