@@ -50,17 +50,29 @@ def critical_path(
     if end <= start or not known:
         return []
     if not named:
-        return _of_engines(known, start)
+        return _of_engines(known, start, end)
     walk = _Walk(known, start, end, engine_roles)
     return walk.path(max(named, key=lambda each: (each.ends[-1], each.process.kind == "rank")))
 
 
-def _of_engines(known: Sequence[Timeline], start: int) -> list[Segment]:
-    """Return the generation of the engine that finished last: no other process is known."""
+def _of_engines(known: Sequence[Timeline], start: int, end: int) -> list[Segment]:
+    """Return the generation of the engine that finished last: no other process is known.
+
+    Of a trace that stepprof did not record, the time without a forward step is apart.
+    """
     last = max(known, key=lambda each: int(each.generating.end[-1]))
-    begin, end = int(last.generating.start[0]), int(last.generating.end[-1])
-    walked = [Segment(last.label, begin, end, last.process.origin.role, (), "engine")]
-    return ([Segment(last.label, start, begin, None, (), "outside")] if begin > start else []) + walked
+    when = last.generating.pairs()
+    if last.process.kind != "trace":
+        when, end = [(when[0][0], when[-1][1])], 0
+    role, segments = last.process.origin.role, []
+    for low, high in when:
+        segments += [
+            Segment(last.label, start, low, None, (), "outside"),
+            Segment(last.label, low, high, role, (), "engine"),
+        ]
+        start = high
+    segments.append(Segment(last.label, start, end, None, (), "outside"))
+    return [each for each in segments if each.end > each.start]
 
 
 class _Walk:

@@ -27,6 +27,8 @@ LEAST_REST = 0.2
 """Regions of the time in no role are parts if it has at least this share of the critical path."""
 FORWARD_STEPS = "forward steps"
 """The part of a trace of an engine that they cover."""
+NO_FORWARD_STEP = "no forward step"
+"""The rest of such a trace."""
 NO_WORK = {"recording": "held up by the profiler", "outside": "in no window"}
 """The kinds of the path in which no process works, and the names of these parts."""
 
@@ -77,12 +79,13 @@ def divide(
     names = _names(chosen)
     of_others = all(process.origin.kind == "trace" for process in processes)
     numbers: dict[tuple[_Key | None, str], int] = {(key, names[key]): at for at, key in enumerate(chosen)}
+    without_steps = NO_FORWARD_STEP if any(each.kind == "engine" for each in path) else UNNAMED
     spent: dict[int, int] = defaultdict(int)
     of_path = []
     for segment in path:
         part = _part_of(segment, names, by_region)
         if of_others and part[1] in (NO_WORK["outside"], "no region"):
-            part = None, UNNAMED
+            part = None, without_steps
         elif of_others and segment.kind == "engine":
             part = None, FORWARD_STEPS
         number = numbers.setdefault(part, len(numbers))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -29,11 +30,14 @@ from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.iterations import Iterations
 from stepprof.analysis.timeline.model import Alignment, Args, Indices, Origin, Source, Times
 from stepprof.analysis.timeline.npu import adapt, is_npu
-from stepprof.analysis.timeline.npu_database import DatabaseStream
+from stepprof.analysis.timeline.open_slices import end_open_slices
 from stepprof.analysis.timeline.own_metadata import SOURCE, StatedSource, stated_source
 from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.tracks import Rows
 from stepprof.formatting import number, size
+
+if TYPE_CHECKING:
+    from stepprof.analysis.timeline.npu_database import DatabaseStream
 
 Keep = Callable[[Sequence[Event], Indices, Interned[str]], "Sequence[Args] | None"]
 """Returns the arguments to keep, from the name of each event and the list of names; None: it keeps none of them."""
@@ -293,6 +297,7 @@ class _Reader:
             source.findings += self.rows.unrecognised(slices, source.categories)
         if is_npu(self.rows.processes()):
             adapt(source, self.rows.processes())
+        end_open_slices(source)
         return _refused(source) if refused and self.earliest is not None else source
 
     def _findings(self) -> list[str]:

@@ -491,6 +491,16 @@ class TestIdle:
             "the device of a.pt.trace.json had no work for 490 ms in forward steps"
         ]
 
+    def test_an_engine_between_requests(self, reported: Reported) -> None:
+        """The time between its forward steps, before and after them is apart."""
+        steps = [10_000, 20_000, 30_000, 130_000, 140_000]
+        events = [slice_("step[DECODE bs=4]", "user_annotation", at, 10_000) for at in steps]
+        events.append(slice_("PyTorch Profiler (0)", "Trace", 0, 200_000, "Spans", "PyTorch Profiler"))
+        report = reported(events)
+        text = "the trace covers 200 ms: no forward step 75%, forward steps 25%"
+        assert report["findings"][0]["text"] == text
+        assert sum(each["seconds"] for each in report["path"]) == pytest.approx(0.2)
+
     def test_a_kernel_that_was_launched_and_had_not_begun(self, reported: Reported) -> None:
         """The host is not the reason."""
         late = [
