@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import functools
-import hashlib
 import itertools
 import os
 import re
@@ -71,6 +70,8 @@ def _process(pid: int) -> str:
 @functools.lru_cache(maxsize=1)
 def _machine() -> str:
     """Return what identifies this boot of this machine, and the namespace of its process ids."""
+    import hashlib  # with OpenSSL: 3.4 MB that most commands do not need
+
     return hashlib.sha256(f"{boot_id()} {pid_namespace()}".encode()).hexdigest()[:8]
 
 

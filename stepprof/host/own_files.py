@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import functools
 import os
-import secrets
 import stat
 from pathlib import Path
 
@@ -58,7 +57,7 @@ def own_uid(folder: Path) -> int | None:
     """
     if not hasattr(os, "getuid"):
         return None
-    path = folder / f".owner-{secrets.token_hex(8)}"
+    path = folder / f".owner-{os.urandom(8).hex()}"
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except ours(OSError):  # no file can be created there: assume this process's user

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import itertools
 import json
 import re
@@ -261,6 +260,8 @@ class RunDir:
         Raises:
             OSError: it cannot be written.
         """
+        import hashlib  # with OpenSSL: 3.4 MB that most commands do not need
+
         folder = self.path / step_folder(step) / MANIFEST
         make_folder(self.path, folder)
         digest = hashlib.sha256(f"{role} {occurrence} {key}".encode()).hexdigest()[:16]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import re
 
 from stepprof.errors import ConfigError
@@ -26,6 +25,8 @@ def safe_name(text: str) -> str:
     name = _UNSAFE.sub("-", text).strip(".-")[:LONGEST_NAME]
     if name == text or not name:
         return name
+    import hashlib  # with OpenSSL: 3.4 MB that most commands do not need
+
     digest = hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:6]
     return f"{name[: LONGEST_NAME - 7]}-{digest}"
 

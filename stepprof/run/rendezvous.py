@@ -25,7 +25,6 @@ users are skipped: the second user of an `output_dir` has `.claims.2`.
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import json
 import math
@@ -305,6 +304,8 @@ def _dump(content: dict[str, object]) -> bytes:
 
 
 def _digest(text: str) -> str:
+    import hashlib  # with OpenSSL: 3.4 MB that most commands do not need
+
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:16]
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepprof.analysis.timeline.model import Origin
-from stepprof.analysis.timeline.npu_database import DatabaseStream
 from stepprof.analysis.timeline.raw import read_header
 from stepprof.formats.npu_folder import is_database
 from stepprof.host.plain_files import resolved
@@ -109,6 +108,8 @@ def header_of(path: Path) -> tuple[dict[str, object], list[str]]:
     path = resolved(path)  # not a file of a run: a link is the user's own
     if not is_database(path.name):
         return read_header(path, behind=True)
+    from stepprof.analysis.timeline.npu_database import DatabaseStream  # with SQLite: 1 MB
+
     stream = DatabaseStream(path)
     stream.head()
     return stream.header, stream.findings

@@ -13,7 +13,6 @@ from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.kineto import Keep, read
 from stepprof.analysis.timeline.model import Alignment, Flags, Source, Times
-from stepprof.analysis.timeline.npu_database import DatabaseStream
 from stepprof.analysis.timeline.own_metadata import stated_tasks
 from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.span_sources import read_spans_of
@@ -69,11 +68,11 @@ def load(
         )
     else:
         path = Path(wanted.paths[0])
-        stream = (
-            DatabaseStream(path, limits)
-            if is_database(path.name)
-            else TraceStream(path, limits, wanted.piece, lines)
-        )
+        stream: DatabaseStream | TraceStream = TraceStream(path, limits, wanted.piece, lines)
+        if is_database(path.name):
+            from stepprof.analysis.timeline.npu_database import DatabaseStream  # with SQLite: 1 MB
+
+            stream = DatabaseStream(path, limits)
         base = assume.get(ALL, 0 if wanted.alone else None) if named is None else named
         by_wall = replace(alignment, offset_ns=alignment.offset_ns + wanted.wall_ahead_ns)
         source = read(stream, wanted.origin, by_wall, args=args, base_ns=base, flows=flows)
