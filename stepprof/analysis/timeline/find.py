@@ -26,7 +26,7 @@ from stepprof.analysis.timeline.manifest_sources import (
     with_machines,
 )
 from stepprof.analysis.timeline.model import Alignment, Origin
-from stepprof.analysis.timeline.named_traces import is_file
+from stepprof.analysis.timeline.named_traces import is_file, left_beside
 from stepprof.analysis.timeline.occurrence import Occurrence, without_superseded
 from stepprof.analysis.timeline.own_timeline import read_timeline
 from stepprof.analysis.timeline.profiler_stalls import with_held
@@ -160,6 +160,7 @@ def find(
     Raises:
         ConfigError: there is no such run, step, file, role or rank; the message lists those that exist.
     """
+    found = Found()
     runs: list[Path] = []
     plain: list[Path] = []
     for each in paths or (None,):
@@ -167,6 +168,8 @@ def find(
         run = None if each is None else named_run(output_dir, str(each))
         if run is not None:
             runs.append(run.absolute())
+            beside = None if path is None else left_beside(run, path)
+            found.findings += [] if beside is None else [(str(path), beside)]
         elif path is not None and is_file(path):
             plain.append(path)
         elif path is not None and is_folder(path):
@@ -184,7 +187,6 @@ def find(
     # a file that is named twice, or through a link, is read once
     runs = list({resolved(run): run for run in reversed(runs)}.values())[::-1]
     plain = list({resolved(path): path for path in reversed(plain)}.values())[::-1]
-    found = Found()
     clocks = None
     _refuse_two_runs(runs)
     if runs:

@@ -34,6 +34,17 @@ def names_traces(folder: Path, text: str, *, sure: bool = False) -> bool:
     return any(_may_be_trace(each) for each in place.glob("**/*"))
 
 
+def left_beside(run: Path, text: Path) -> str | None:
+    """Return the sentence about traces in a folder of runs, of which a command reads one run; None: there are none, or the text names the run."""
+    if run.name == text.name:
+        return None
+    there = sorted(each for each in run.parent.glob("*") if _may_be_trace(each))
+    first = next(filter(shows_events, there), None)
+    if first is None:
+        return None
+    return f'traces there, such as "{first.name}", are of no run and are left out: name the files to read them, as in `stepprof report {first}`'
+
+
 def is_file(text: str | Path) -> bool:
     """Return whether there is such a file."""
     return os.path.isfile(text)  # noqa: PTH113 - Path.is_file() raises for a name that is too long

@@ -38,6 +38,8 @@ _LOOKED_BACK = 256
 _LAST_KEYS = 1 << 20
 _NESTED = 64
 """The most keys called traceEvents before the one at the top level."""
+_PADDING = b" \t\r\n\0"
+"""What may follow the last brace: some file systems fill the end of a file with zeros."""
 _LAST = b'{"ph":"M"}]'
 """Text after the last comma of a source in a timeline."""
 
@@ -294,7 +296,7 @@ class TraceStream:
 
     def _end(self, text: bytes) -> Iterator[list[Event]]:
         """Read the rest at the end of the file: the last events, and the keys after them."""
-        text = text.strip()
+        text = text.strip(_PADDING)
         cut = next(borders(text), None)
         if cut is not None and cut > len(text) // 2:  # the many events are decoded once, and the few twice
             rest, events, _ = self._take(text)
@@ -337,4 +339,8 @@ class TraceStream:
         try:
             self.header.update(table(b'{"":0' + rest))
         except DECODE_ERRORS:
-            self._leave_out("after")
+            if _EVENTS.search(rest):
+                self.whole = False
+                self.findings.append("holds a second trace after the first one, which is not read: split it")
+            else:
+                self._leave_out("after")

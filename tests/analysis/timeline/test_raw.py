@@ -370,6 +370,19 @@ class TestDamage:
             whole[name] = stream.whole
         assert [name for name in files if whole[name]] == ["whole", "repaired", "array", "array, comma"]
 
+    def test_a_second_trace_in_the_file(self, write):
+        """It is not read, which is no problem of metadata."""
+        text = compact([event(n) for n in range(3)])
+        stream = TraceStream(write(gzip.compress(text) * 2))
+        assert sum(map(len, stream)) == 3
+        assert not stream.whole
+        assert stream.findings == ["holds a second trace after the first one, which is not read: split it"]
+
+    def test_zeros_at_the_end(self, write):
+        """Some file systems fill the end of a file with zeros: nothing is missing."""
+        raw = read_raw(write(compact([event(1)]) + b"\0" * 512))
+        assert (len(raw.events), raw.header["traceName"], raw.findings) == (1, "t", [])
+
     def test_breaks_off_behind_the_events(self, write):
         """A missing closing brace is reported, because metadata after the events may be missing too."""
         text = json.dumps({"traceEvents": [event(1)]}).encode()

@@ -105,6 +105,20 @@ class TestOneStep:
         assert report(*how) == 0
         assert capsys.readouterr().out.startswith("run r  step 2 ")
 
+    @pytest.mark.parametrize(
+        ("given", "noted"), [("runs", True), ("./runs", True), ("r", False), ("runs/r", False), (None, False)]
+    )
+    def test_traces_in_a_folder_of_runs(self, runs, capsys, given, noted):
+        """A note says that they are left out, and how to read them."""
+        make(runs)
+        (runs / "tokenizer.json").write_text("{}")
+        for name in ("b", "a"):
+            (runs / f"{name}.pt.trace.json.gz").write_bytes(TRACE)
+        assert report(*([given] if given else [])) == 0
+        out = " ".join(capsys.readouterr().out.split())
+        note = 'runs: traces there, such as "a.pt.trace.json.gz", are of no run and are left out: name the files to read them, as in `stepprof report'
+        assert (note in out) == noted
+
     def test_parts_of_one_run_from_two_nodes_are_one_report(self, runs, tmp_path, capsys):
         """Two directories with the same run id are parts of one run and not compared."""
         make(tmp_path / "a", rank=0)
