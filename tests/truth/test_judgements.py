@@ -77,6 +77,7 @@ FOUND = {
     "after the end of its capture, a rank that computed before may have waited": 200418,
     "ranks that leave a region long after the last one has entered have not met": 201736,
     "a rank may have waited between the end of its capture and that of its region": 201974,
+    "a thread that waits for its device need not wait for another rank": 202294,
     "a common end of one of several calls is a coincidence, also of ranks that compute": 30154,
 }
 

@@ -99,9 +99,14 @@ class Stack(NamedTuple):
     @property
     def computes(self) -> bool:
         """Whether its thread computed. Without its CPU time, a call whose name is that of a wait does not show it."""
-        if self.waits or COLLECTIVES in self.modules or SYNCHRONISES.search(self.label):
+        if self.waits or COLLECTIVES in self.modules or self.synchronises:
             return False
         return not self.shows(IDLE) if self.wants_cpu is None else self.wants_cpu
+
+    @property
+    def synchronises(self) -> bool:
+        """Whether it shows a call that waits for a device, for its work or for a collective that is queued there."""
+        return bool(SYNCHRONISES.search(self.label))
 
     @property
     def awaits(self) -> bool:
@@ -278,6 +283,7 @@ class Signs:
                 for each in self.stacks
                 if each.awaits and COLLECTIVES not in each.modules
             ),
+            Intervals.of((each.start, each.end) for each in self.stacks if each.synchronises),
         )
 
     def in_collectives(self, when: Intervals) -> Intervals:

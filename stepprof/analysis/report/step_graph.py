@@ -21,7 +21,7 @@ from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.meetings import CLEAR, leaves_within
 from stepprof.analysis.report.processes import unsure_ns
 from stepprof.analysis.report.schema import Slack
-from stepprof.analysis.report.timelines import DRIVER, LEAST_NS, Timeline
+from stepprof.analysis.report.timelines import DRIVER, LEAST_NS, Link, Timeline
 
 MOST_WAITS = 20_000
 """The longest waits that are replayed."""
@@ -308,13 +308,23 @@ def _waits(
 def _between_ranks(known: Sequence[Timeline], *, possible: bool) -> Iterator[Wait]:
     """Yield the waits in collectives, and where ranks meet in a region; of very many only the longest."""
     labels = {each.label for each in known}
-    links = {each.label: [*each.waits, *(each.maybe if possible else ())] for each in known}
+    links = {each.label: _longest(each.waits, each.maybe if possible else ()) for each in known}
     lengths = [end - start for each in links.values() for start, end, _ in each]
     least = nlargest(MOST_WAITS, lengths)[-1] if len(lengths) > MOST_WAITS else 0
     for each in known:
         for start, end, awaited in links[each.label]:
             if end - start >= least and awaited in labels and awaited != each.label:
                 yield Wait(end, start, each.label, awaited, True, end)
+
+
+def _longest(waits: Sequence[Link], more: Sequence[Link]) -> list[Link]:
+    """Return waits, the longest one of those for the same process that end together."""
+    if not more:
+        return [*waits]
+    begins: dict[tuple[int, str], int] = {}
+    for start, end, awaited in (*waits, *more):
+        begins[end, awaited] = min(start, begins.get((end, awaited), start))
+    return [(start, end, awaited) for (end, awaited), start in begins.items()]
 
 
 def _of_windows(

@@ -43,6 +43,8 @@ class Activity(NamedTuple):
     """Another thread of the process worked."""
     blocked: Intervals = EMPTY
     """It waited, as its samples show, for something other than a time or a collective, and was not yet ready to continue."""
+    device: Intervals = EMPTY
+    """It was in a call that waits for a device: for the work there, or for a collective that is queued there."""
 
 
 @dataclass(slots=True)
@@ -303,7 +305,10 @@ def _links(
         if not (computes or elsewhere) and (
             met or 2 * activity.waiting.clip(since, end).total >= end - since
         ):
-            found.met.append((since, arrived, label))
+            queued = _worked_until(computing | activity.device, start, end) if began is None else since
+            if queued > since:
+                found.maybe.append((since, arrived, label))
+            found.met.append((queued, arrived, label))
             found.meetings.append((end, label))
         elif not len(communicating.clip(start, until)):
             # one that waits after its work has met the others, or waited for something else
