@@ -6,7 +6,8 @@ runs in a forked child (two at a time, the others queue), in a thread, or in pla
 its result as one line of JSON through a pipe. The fork blocks the caller for 10 to 55 ms (page
 tables). A child that hangs on a lock is killed, and its job runs again in a thread
 (`stepprof.recording.export.deadlock`). So does the job of a child that another process has killed:
-a worker of Ray that ends in order kills its child processes first.
+a worker of Ray that ends in order kills its child processes first. So there the export runs in a
+child of the child, which is no child of the worker any more.
 
 A job's memory is released when its child has ended. The results of 100,000 ops are freed in 0.14 to
 0.24 s then, but in 1.2 to 1.5 s right after the fork, because each shared page must be copied first
@@ -16,12 +17,9 @@ A job's memory is released when its child has ended. The results of 100,000 ops 
 from __future__ import annotations
 
 import collections
-import contextlib
 import os
-import signal
 import threading
 import weakref
-from dataclasses import dataclass
 
 from stepprof.backends.base import Export, ExportCall
 from stepprof.host import real_time
@@ -30,14 +28,12 @@ from stepprof.host.readable import readable
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 from stepprof.recording.export import fork
-from stepprof.recording.export.deadlock import lock_waits
+from stepprof.recording.export.child import Child
 from stepprof.recording.export.job import (
     ExportJob,
     ExportResult,
     OnDone,
-    Report,
     perform,
-    read_report,
     report,
 )
 from stepprof.run.model import Artifact, Outcome
@@ -57,62 +53,6 @@ _END_SECONDS = 0.01
 """How often a child is checked that has written all it will write."""
 
 
-@dataclass(slots=True, eq=False)
-class _Child:
-    job: ExportJob
-    pid: int
-    pipe: int
-    began: float
-    received: bytes = b""
-    at_end: bool = False
-    """It writes no more. It may still hang: a tool such as coverage may have replaced `os._exit`."""
-    waits: frozenset[str] | None = None
-    waits_since: float = 0.0
-    hung: bool = False
-    late: bool = False
-    """It was killed after `EXPORT_TIMEOUT_SECONDS`."""
-    out_of_memory_before: int | None = None
-    """How many processes the kernel had killed for lack of memory when it began."""
-
-    def read(self) -> None:
-        """Read what the pipe has, and look for the end."""
-        try:
-            data = os.read(self.pipe, 1 << 16)
-        except BlockingIOError:  # there is no data yet
-            return
-        self.received += data
-        self.at_end = not data or self.received.endswith(b"\n")
-        if self.at_end and self.pid == 0 and (verdict := self.verdict()):
-            self.pid = verdict.pid
-
-    def verdict(self) -> Report | None:
-        """Return what it has reported; None if it ended before its report."""
-        try:
-            return read_report(self.received)
-        except ours(ValueError, KeyError, TypeError):
-            return None
-
-    def look(self) -> bool:
-        """Return whether it has hung on a lock for `HANG_SECONDS`."""
-        now, waits = real_time.perf_counter(), lock_waits(self.pid)
-        if waits is None or waits != self.waits:
-            self.waits, self.waits_since = waits, now
-        # for good: one that was killed takes a moment to die, and waits for nothing then
-        self.hung = self.hung or (waits is not None and now - self.waits_since >= HANG_SECONDS)
-        return self.hung
-
-    def was_killed_by_others(self, status: object) -> bool:
-        """Return whether another process has killed it, or may have: neither this one, nor the kernel for lack of memory.
-
-        A process that ignores SIGCHLD gets no exit status.
-        """
-        unknown = status is fork.UNKNOWN and self.pid != 0
-        if self.late or not (unknown or fork.is_killed(status)):
-            return False
-        before = self.out_of_memory_before
-        return before is not None and before == out_of_memory_kills()
-
-
 class Exporter:
     """Runs export jobs and reports the result of each. Any thread may submit; nothing here raises.
 
@@ -128,7 +68,7 @@ class Exporter:
         self._changed = threading.Condition(self._lock)
         self._jobs: dict[ExportJob, None] = {}
         self._queue: collections.deque[ExportJob] = collections.deque()
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._forking = 0
         self._watching = False
         self._wake: tuple[int, int] | None = None
@@ -248,10 +188,10 @@ class Exporter:
         try:
             with fork.signals_held() as mask:
                 try:
-                    kills = out_of_memory_kills()
-                    pid, pipe = fork.fork_for(lambda send: report(job, send), mask)
+                    kills, orphan = out_of_memory_kills(), fork.loses_children()
+                    pid, pipe = fork.fork_for(lambda send: report(job, send), mask, orphan=orphan)
                     began = real_time.perf_counter()
-                    child = _Child(job, pid, pipe, began, out_of_memory_before=kills)
+                    child = Child(job, pid, pipe, began, orphan, out_of_memory_before=kills)
                 except ours(OSError, RuntimeError) as error:
                     failure = error
                 finally:
@@ -314,15 +254,13 @@ class Exporter:
             self._forking += 1
             return self._queue.popleft()
 
-    def _look_after(self, child: _Child) -> None:
+    def _look_after(self, child: Child) -> None:
         late = real_time.perf_counter() - child.began > EXPORT_TIMEOUT_SECONDS
-        status = fork.reap(child.pid, block=child.pid == 0 and (late or child.at_end))
+        status = child.status(late=late)
         if status is fork.RUNNING:
-            # 0 would be every process of our group
-            if child.pid and (late or child.look()):
+            if late or child.look(HANG_SECONDS):
                 child.late = late
-                with contextlib.suppress(ProcessLookupError):
-                    fork.kill(child.pid, signal.SIGKILL)
+                child.kill()
             return
         child.received += fork.drained(child.pipe)
         child.late = child.late or late
@@ -334,7 +272,7 @@ class Exporter:
             self._finish(child.job, verdict.artifacts, verdict.error, verdict.seconds, verdict.outcome)
         elif child.hung:
             self._run_again(child.job, "the export process hung on a lock that was locked when it was forked")
-        elif not child.was_killed_by_others(status):
+        elif not child.was_killed_by_others(status, out_of_memory_kills()):
             error = f"the export process {fork.how_it_ended(status)} before its file was complete"
             self._finish(child.job, (), error, real_time.perf_counter() - child.began)
         elif fork.is_killed(status):
@@ -342,7 +280,7 @@ class Exporter:
         else:
             self._fork_again(child)
 
-    def _fork_again(self, child: _Child) -> None:
+    def _fork_again(self, child: Child) -> None:
         """Run the job of a child whose exit status is unknown once more, in another child: here it could end this process."""
         job = child.job
         if job.forked_again:

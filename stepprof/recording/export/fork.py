@@ -7,6 +7,8 @@ copy of a training process obeys these rules:
   leaves by the system's own exit: tools replace `os._exit` (Scalene by `sys.exit`), and an exception would unwind the job's frames.
 * It closes all sockets: if the job dies, its peers notice at once, and its ports are free.
 * If memory runs out, the kernel kills the child and not the job. If the parent dies, the child still finishes its file, or ends after `LIFE_SECONDS`.
+* Ray kills the child processes of a worker that ends, and its group of processes. There the work runs in a child of the child: one that
+  has lost its parent, in a session of its own.
 * Python 3.12 and later warn of a fork in a process with threads. As an error, that warning would lose the pid of the child.
 """
 
@@ -24,13 +26,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NoReturn
 
+from stepprof.host.process_identity import process_start
 from stepprof.host.system_calls import signals, system
 
 LIFE_SECONDS = 900
 """The kernel ends a child after this, also one that hangs and has lost its parent."""
 
 Send = Callable[[object], None]
-"""Sends the report of a child to its parent as JSON; a line break follows when the work has ended."""
+"""Sends a line of JSON to the parent; an empty line follows when the work has ended."""
 
 # these must not end the child in the middle of its file
 _IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGPIPE")
@@ -51,9 +54,17 @@ def signals_held() -> Iterator[set[int]]:
         signals.pthread_sigmask(signals.SIG_SETMASK, before)
 
 
-def fork_for(work: Callable[[Send], None], mask: set[int]) -> tuple[int, int]:
+def loses_children() -> bool:
+    """Return whether Ray kills the children of this process when it ends (seen with Ray 2.60): this is a worker, or one has started it.
+
+    Without /proc the end of an orphan would not be known.
+    """
+    return "RAY_RAYLET_PID" in os.environ and process_start(os.getpid()) is not None
+
+
+def fork_for(work: Callable[[Send], None], mask: set[int], *, orphan: bool = False) -> tuple[int, int]:
     """Start a child for `work`, inside `signals_held`. Return its pid (0: it exists, but its pid was
-    lost) and the pipe with its answer.
+    lost) and the pipe with its answer. With `orphan`, that child ends when it has started another one for the work.
 
     Raises:
         OSError: no process, memory or descriptor is left.
@@ -75,7 +86,7 @@ def fork_for(work: Callable[[Send], None], mask: set[int]) -> tuple[int, int]:
         ):  # another thread has just reset the filter: the child exists and sends its pid
             pid = 0
         if pid == 0 and os.getpid() != parent:
-            _be_child(work, writer, mask)
+            _be_child(work, writer, mask, orphan)
     except BaseException:
         os.close(reader)
         raise
@@ -87,21 +98,32 @@ def fork_for(work: Callable[[Send], None], mask: set[int]) -> tuple[int, int]:
     return pid, reader
 
 
-def _be_child(work: Callable[[Send], None], writer: int, mask: set[int]) -> NoReturn:
+def _be_child(work: Callable[[Send], None], writer: int, mask: set[int], orphan: bool) -> NoReturn:
     """Run the child. It never returns."""
     code = 70
     try:
         gc.disable()  # also if another thread of the parent has enabled it again
         _reset_signals(mask)
+        if orphan:
+            _lose_parent()
         _close_sockets()
         _step_back()
-        work(lambda report: _write(writer, json.dumps(report).encode()))
+        work(lambda report: _write(writer, json.dumps(report).encode() + b"\n"))
         _write(writer, b"\n")
         code = 0
     except BaseException:  # noqa: BLE001 - in a forked copy of the user's program no exception may propagate; the parent sees the exit status
         code = 71
     finally:
         _leave(code)
+
+
+def _lose_parent() -> None:
+    """Continue in a child, and end this process. Its parent is not told before: the second fork takes as long as the first."""
+    system.setsid()
+    with contextlib.suppress(OSError):  # no process is left: this one works on
+        if system.fork():
+            _leave(0)
+        signals.alarm(LIFE_SECONDS)  # a child inherits none
 
 
 def _leave(code: int) -> NoReturn:

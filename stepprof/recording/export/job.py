@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from stepprof.backends.base import ExportCall, ExportError
 from stepprof.host import real_time
+from stepprof.host.process_identity import process_start
 from stepprof.interrupts import ours
 from stepprof.recording.export.fork import Send
 from stepprof.run.model import Artifact, Outcome
@@ -34,10 +35,17 @@ class ExportResult:
     outcome: Outcome = "complete"
 
 
-class Report(NamedTuple):
-    """What a child reports: its pid, and of the result what only the child knows."""
+class Worker(NamedTuple):
+    """The first line of a child: the process that exports, with its start (`process_start`) and its session."""
 
     pid: int
+    start: int | None
+    session: int
+
+
+class Report(NamedTuple):
+    """The second line of a child: of the result what only the child knows."""
+
     artifacts: tuple[Artifact, ...]
     error: str | None
     seconds: float
@@ -76,12 +84,12 @@ def perform(thunk: ExportCall | None) -> tuple[tuple[Artifact, ...], str | None,
 
 def report(job: ExportJob, send: Send) -> None:
     """Run the job in a child, send the report to its parent, and call `in_child`."""
+    send(Worker(os.getpid(), process_start(os.getpid()), os.getsid(0))._asdict())
     began = real_time.perf_counter()
     artifacts, error, outcome = perform(job.thunk)
     seconds = real_time.perf_counter() - began
     send(
         {
-            "pid": os.getpid(),
             "artifacts": [asdict(artifact) for artifact in artifacts],
             "error": error,
             "outcome": outcome,
@@ -92,15 +100,20 @@ def report(job: ExportJob, send: Send) -> None:
         job.in_child(ExportResult(artifacts, error, seconds, job.stall_seconds, job.note, outcome))
 
 
+def read_worker(data: bytes) -> Worker:
+    """Return the process of the first line."""
+    return Worker(**json.loads(data.partition(b"\n")[0]))
+
+
 def read_report(data: bytes) -> Report:
     """Return the report of a child.
 
     Raises:
-        ValueError, KeyError, TypeError: the child ended before its report.
+        LookupError, ValueError, TypeError: the child ended before its report.
     """
-    result = json.loads(data)
+    result = json.loads(data.split(b"\n")[1])
     artifacts = tuple(_artifact(entry) for entry in result["artifacts"])
-    return Report(int(result["pid"]), artifacts, result["error"], float(result["seconds"]), result["outcome"])
+    return Report(artifacts, result["error"], float(result["seconds"]), result["outcome"])
 
 
 def _artifact(entry: Mapping[str, object]) -> Artifact:

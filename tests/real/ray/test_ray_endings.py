@@ -11,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from actor_engine import Server
 from driving import until, workers_path
 
 import stepprof
+from stepprof.host.process_identity import process_start
 from stepprof.instrument.context import cell
 
 pytestmark = [pytest.mark.ray, pytest.mark.filterwarnings("ignore")]
@@ -179,6 +181,23 @@ class AsyncTrainer(Trainer):
         return 1
 
 
+class KilledTrainer(Trainer):
+    """Its export lasts until some seconds after its end: until then Ray kills the processes that it can find."""
+
+    def train(self, folder, name):
+        session, actor, begun = os.getsid(0), os.getpid(), Path(folder) / "begun"
+
+        def outlive():
+            if os.getsid(0) != session:
+                begun.touch()
+                until(lambda: process_start(actor) is None)
+                time.sleep(3)
+
+        os.register_at_fork(after_in_child=outlive)
+        super().train(folder, name)
+        until(begun.exists)
+
+
 class TestOwnSession:
     """Actors without a rank that call `stepprof.init` themselves, and end in order right after the
     recorded step: Ray kills the child that exports it.
@@ -204,6 +223,15 @@ class TestOwnSession:
         [artifact] = window["artifacts"]
         events = json.loads(gzip.decompress((folder / artifact["path"]).read_bytes()))["traceEvents"]
         assert sum(event["name"] == "aten::mm" for event in events) == 50
+
+    def test_an_export_outlives_its_actor(self, ray_here, tmp_path):
+        """Ray Train and Tune kill a worker while it exports its last step. Its trace is complete, as after `ray.kill`."""
+        handle = ray_here.remote(num_cpus=0)(KilledTrainer).remote()
+        ray_here.get(handle.train.remote(str(tmp_path), "killed"))
+        manifest = tmp_path / "own" / "step-000002" / "manifest" / "actor-rank-killed.json"
+        assert json.loads(manifest.read_text())["windows"][0]["status"] == "lost"
+        ray_here.kill(handle)
+        until(lambda: json.loads(manifest.read_text())["windows"][0]["status"] == "complete")
 
     def test_a_task_has_a_name_of_its_own(self, ray_here, tmp_path):
         """A task of Ray that starts a session is no driver: it records, under the id of its worker."""

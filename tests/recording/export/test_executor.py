@@ -48,6 +48,23 @@ def outcome(thunk: Callable[[], tuple[Artifact, ...]], mode: str = "fork") -> Ex
     return result
 
 
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds. Fail after 30 s."""
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def lives(pid: int) -> bool:
+    """Return whether a process, or a process of a group (negative), exists."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
 class TestModes:
     @pytest.mark.parametrize("mode", ["fork", "thread", "inline"])
     def test_delivers_the_artifacts(self, mode: str) -> None:
@@ -657,10 +674,7 @@ class TestTheChild:
             """
         )
         assert ran.returncode == -signal.SIGKILL
-        deadline = time.monotonic() + 20
-        while not (tmp_path / "done").exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert (tmp_path / "done").exists()
+        eventually((tmp_path / "done").exists)
 
     def test_under_warnings_as_errors(self, run_script: Callable[..., object]) -> None:
         """If warnings are errors, Python's warning about a fork with threads neither
@@ -729,6 +743,135 @@ class TestForkOfTheUser:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         assert exporter.wait(30)
         assert json.loads((tmp_path / "seen").read_text()) == [True, True, True, True]
+
+
+@pytest.fixture
+def below_ray(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Be a process that Ray has started."""
+    monkeypatch.setenv("RAY_RAYLET_PID", "1")
+
+
+@linux
+@pytest.mark.usefixtures("below_ray")
+class TestOrphan:
+    """The child of a process whose children Ray kills is no child of it, and in a session of its own."""
+
+    def test_exports_in_a_session_of_its_own(self) -> None:
+        """It has another parent and another session, its result arrives, and no zombie is left."""
+
+        def job() -> tuple[Artifact, ...]:
+            return (artifact(f"{os.getppid()} {os.getsid(0)} {os.getpgid(0)}"),)
+
+        result = outcome(job)
+        assert (result.error, result.note) == (None, None)
+        parent, session, group = map(int, result.artifacts[0].path.split())
+        assert parent != os.getpid()
+        assert session == group
+        assert session not in (os.getsid(0), os.getpgid(0))
+        with pytest.raises(ChildProcessError):
+            os.waitpid(session, 0)
+
+    def test_finishes_after_its_process_group_was_killed(
+        self, run_script: Callable[..., object], tmp_path: Path
+    ) -> None:
+        """If the worker and its group of processes are killed while the export runs, it still finishes."""
+        ran = run_script(
+            """
+            import os, pathlib, signal, time
+            from stepprof.recording.export.executor import Exporter
+
+            os.setpgid(0, 0)
+            os.environ["RAY_RAYLET_PID"] = "1"
+            def job():
+                pathlib.Path("begun").touch()
+                time.sleep(0.5)
+                pathlib.Path("done").touch()
+                return ()
+
+            Exporter().submit("x", job, "fork", print)
+            while not pathlib.Path("begun").exists():
+                time.sleep(0.01)
+            os.killpg(0, signal.SIGKILL)
+            """
+        )
+        assert ran.returncode == -signal.SIGKILL
+        eventually((tmp_path / "done").exists)
+
+    def test_that_is_killed_exports_again(self, tmp_path: Path) -> None:
+        """If another process kills it, its leftovers are removed, and another child exports."""
+
+        class Job(Export):
+            def __call__(self) -> tuple[Artifact, ...]:
+                (tmp_path / "file").touch(exist_ok=False)
+                if not (tmp_path / "begun").exists():
+                    (tmp_path / "begun").touch()
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return (artifact(),)
+
+            def discard(self) -> None:
+                (tmp_path / "file").unlink()
+
+        result = outcome(Job())
+        assert (result.artifacts, result.error) == ((artifact(),), None)
+        assert result.note == "exported again: the first export process ended without a result"
+
+    def test_that_takes_too_long_is_killed(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        """At the time limit it is killed with the processes that it has started, and its job fails."""
+        monkeypatch.setattr(executor, "_LOOK_SECONDS", 0.05)
+        begun = tmp_path / "begun"
+
+        def job() -> tuple[Artifact, ...]:
+            begun.write_text(str(os.getpgid(0)))
+            begun.rename(tmp_path / "group")
+            time.sleep(300)
+            return ()
+
+        results: list[ExportResult] = []
+        exporter = Exporter()
+        exporter.submit("x", job, "fork", results.append)
+        eventually((tmp_path / "group").exists)
+        monkeypatch.setattr(executor, "EXPORT_TIMEOUT_SECONDS", 0.0)
+        assert exporter.wait(30)
+        assert results[0].error == "the export process ended before its file was complete"
+        group = int((tmp_path / "group").read_text())
+        eventually(lambda: not lives(-group))
+
+    def test_that_hangs_on_a_lock(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If it waits for a lock that was locked at the fork, it is killed, and the parent exports in a thread."""
+        monkeypatch.setattr(executor, "HANG_SECONDS", 0.2)
+        parent = os.getpid()
+
+        def job() -> tuple[Artifact, ...]:
+            if os.getpid() != parent:
+                lock.acquire()
+            return (artifact(),)
+
+        with held() as lock:
+            result = outcome(job)
+        assert (result.artifacts, result.error) == ((artifact(),), None)
+        assert "the export process hung" in str(result.note)
+
+    def test_without_a_second_process(self, mocker: MockerFixture) -> None:
+        """If the child can start no process, it exports itself."""
+        parent, forked = os.getpid(), os.fork
+
+        def once() -> int:
+            if os.getpid() != parent:
+                raise OSError(errno.EAGAIN, "no process")
+            return forked()
+
+        mocker.patch.object(fork.system, "fork", once)
+        result = outcome(lambda: (artifact(str(os.getppid())),))
+        assert (result.artifacts, result.error) == ((artifact(str(parent)),), None)
+
+    def test_is_found_by_its_first_line(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """If a warning as an error loses the pid at the fork, the child that has started it is reaped."""
+        pids: list[int] = []
+        monkeypatch.setattr(fork.system, "fork", fork_and_warn(pids))
+        with warnings.catch_warnings():
+            assert outcome(lambda: (artifact(),)).artifacts == (artifact(),)
+        with pytest.raises(ChildProcessError):
+            os.waitpid(pids[0], 0)
 
 
 REPLACED = """
