@@ -74,6 +74,7 @@ TESTED_THROUGH = {
     "recording/post_step/test_post_step.py": "doctor/upload host/subprocesses recording/post_step/upload/child recording/post_step/upload/program recording/post_step/upload/uploads",
     "recording/test_leftover_files.py": "host/atomic_files",
     "recording/test_local_target.py": "backends/null recording/backend_pool recording/capture recording/capture_controller recording/export/tracker",
+    "recording/export/test_executor.py": "recording/export/child",
     "recording/test_otel.py": "config/options/otel",
     "recording/test_rank_discovery.py": "recording/selector recording/visit_counter",
     "recording/test_session.py": "recording/lifecycle recording/misuse recording/oom_snapshots recording/span_processors",
