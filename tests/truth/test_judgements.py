@@ -78,6 +78,7 @@ FOUND = {
     "ranks that leave a region long after the last one has entered have not met": 201736,
     "a rank may have waited between the end of its capture and that of its region": 201974,
     "a thread that waits for its device need not wait for another rank": 202294,
+    "a region with a collective is equally long in all ranks, also in other steps in which one is late": 203670,
     "a common end of one of several calls is a coincidence, also of ranks that compute": 30154,
 }
 

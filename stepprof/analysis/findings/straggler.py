@@ -279,11 +279,10 @@ OFTEN = 0.9
 def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: float) -> Elsewhere:
     """Return whether the rank exceeds the others in the steps around this one too.
 
-    In steps that were not recorded, waits for a late rank are part of a region that contains a collective: it is equally long in all ranks.
+    In steps that were not recorded, waits for a late rank are part of a region that contains a collective: it is equally long in all ranks,
+    also of those in which one is late.
     """
     if facts.neighbours is None or part.name is None or not others:
-        return Elsewhere()
-    if any(_meeting(facts, label, part) > excess / 3 for label in (part.process, *others)):
         return Elsewhere()
     origins = [facts.timelines[label].process.origin for label in (part.process, *others[:MOST_PEERS])]
     mine, *theirs = (facts.neighbours.seconds(origin, part.role, part.name) for origin in origins)
@@ -291,6 +290,8 @@ def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: flo
     if len(steps) < FEWEST_STEPS or not any(mine[step] for step in steps):  # they have no such region
         return Elsewhere()
     late = [step for step in steps if mine[step] - median(of[step] for of in theirs) > excess / 3]
+    if len(late) < len(steps) and any(_meeting(facts, label, part) for label in (part.process, *others)):
+        return Elsewhere()
     if not late:
         return Elsewhere(f"in this step alone: not in {len(steps)} steps around it", alone=True)
     if len(late) == len(steps):
