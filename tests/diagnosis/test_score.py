@@ -54,6 +54,10 @@ class TestFirstFinding:
         """A difference in any of these fields is a miss."""
         assert misses(outcome({**FOUND, **change})) == [missed]
 
+    def test_noise_is_allowed_for(self) -> None:
+        """Seconds may differ by as much more as the machine has disturbed the job."""
+        assert misses(outcome({**FOUND, "seconds": 0.56}, noise_seconds=0.02)) == []
+
     def test_a_second_finding_does_not_count(self) -> None:
         """Only the first finding is compared."""
         assert misses(outcome({"topic": "idle", "text": "idle", "seconds": 0.1}, FOUND)) != []

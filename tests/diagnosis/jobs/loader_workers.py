@@ -18,7 +18,7 @@ class Samples(Dataset):
         return 16
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        time.sleep(0.3 if job.faulty else 0.001)
+        time.sleep(0.6 if job.faulty else 0.001)
         return torch.ones(8)
 
 
@@ -30,6 +30,6 @@ for step in job.steps:
             with stepprof.region("take"), job.plant():
                 next(batches)
             with stepprof.region("update"):
-                compute(0.05)
+                compute(0.1)
 stepprof.shutdown()
 job.write("data", process="rank 0", region="take", why="waited")

@@ -15,7 +15,7 @@ lock = threading.Lock() if job.faulty else nullcontext()
 
 def tokenize(text: int) -> list[int]:
     with lock:
-        time.sleep(0.02)
+        time.sleep(0.025)
     return [text]
 
 
@@ -26,6 +26,6 @@ with ThreadPoolExecutor(40 if not job.faulty else 8) as pool:
             with stepprof.region("encode"), job.plant():
                 list(pool.map(tokenize, range(40)))
             with stepprof.region("update"):
-                compute(0.4)
+                compute(1.5)
 stepprof.shutdown()
 job.write("lock", process="rank 0", region="encode", why="lock.__enter__")

@@ -19,6 +19,8 @@ from stepprof.remote.ray.calls import NodeAgent
 from stepprof.run.layout import RunDir
 
 MANY = 64
+SLOW = 2.0
+"""The seconds of a start timeout: long against what a busy machine takes for a window."""
 
 
 @pytest.fixture
@@ -58,15 +60,15 @@ class TestMany:
         gate = threading.Event()
         engines = [engine(name=f"engine-{number}") for number in range(MANY)]
         engines[7].hold["start"], engines[9].failing["arm"] = gate, dead()
-        session = recording(engine_start_timeout_seconds=0.5)
+        session = recording(engine_start_timeout_seconds=SLOW)
         stepprof.attach(engines)
         waited = []
         for step, role in ((2, "rollout"), (2, "actor"), (3, "rollout"), (3, "actor")):
             began = time.monotonic()
             with stepprof.profile_step(step, role=role):
                 waited.append(time.monotonic() - began)
-        assert 0.45 < waited[0] < 2
-        assert max(waited[1:]) < 0.45
+        assert waited[0] > 0.9 * SLOW
+        assert max(waited[1:]) < 0.9 * SLOW
         for step, reason in ((2, "did not answer its start"), (3, "has not been answered")):
             entries = {entry.replica: entry for entry in settled(session, step)}
             assert Counter(entry.status for entry in entries.values())["complete"] == MANY - 2
