@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -176,6 +177,7 @@ def exposed_communication(ledger: Ledger) -> None:
 
     parts = ledger.merged(region_of, "communication")
     if all(each.process.kind == "trace" for each in ledger.facts.timelines.values()):
+        parts = [dataclasses.replace(part, of_others=True) for part in parts]
         claim_together(
             ledger,
             parts,

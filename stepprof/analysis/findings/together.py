@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.wording import inside
+from stepprof.analysis.findings.wording import NO_ANNOTATION, inside
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.schema import Finding
 from stepprof.analysis.report.wording import MOST_NAMES, names, seconds_text
@@ -73,12 +73,17 @@ def claim_together(
     for part, free in found:
         spent[part.process] = spent.get(part.process, EMPTY) | free
     saved = spent if without is None else _everywhere(ledger.facts, [part for part, _ in found], without)
-    first = found[0][0]
+    first, places = found[0][0], _places(found)
+    text = cause.text.replace("{processes}", names(list(spent)))
+    if places == NO_ANNOTATION and not any(
+        stretch[3] for each in ledger.facts.timelines.values() for stretch in each.stretches
+    ):
+        text = text.replace(" in {places}", "")  # there are no annotations at all
     return ledger.claim(
         first,
         Intervals.all_of(free for _, free in found),
         cause.topic,
-        cause.text.replace("{processes}", names(list(spent))).replace("{places}", _places(found)),
+        text.replace("{places}", places),
         why=cause.why,
         advice=cause.advice,
         assumption=cause.assumption,

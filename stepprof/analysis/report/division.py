@@ -84,10 +84,10 @@ def divide(
     of_path = []
     for segment in path:
         part = _part_of(segment, names, by_region)
-        if of_others and part[1] in (NO_WORK["outside"], "no region"):
-            part = None, without_steps
-        elif of_others and segment.kind == "engine":
+        if of_others and segment.kind == "engine":
             part = None, FORWARD_STEPS
+        elif of_others and part[1] in (NO_WORK["outside"], "no region", "no role"):
+            part = None, without_steps
         number = numbers.setdefault(part, len(numbers))
         spent[number] += segment.end - segment.start
         of_path.append(number)

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from stepprof.analysis.report.schema import Finding, Op, RegionRow, Report
 from stepprof.analysis.report.wording import quoted, seconds
+from stepprof.formatting import counted
 
 UNNAMED = "in no annotation"
 """The part of a step that no annotation names."""
@@ -43,6 +44,8 @@ def length_of_others(report: Report, parts: Sequence[str]) -> Finding:
     The annotations in a trace of an engine are not those of a loop of its author.
     """
     text = f"{_covered(report)} {seconds(report.seconds)}"
+    if _is_unknown(report):
+        return _unknown(report, text)
     text += f": {', '.join(parts)}" if parts else ", and no annotation divides it"
     rest = sum(part.share or 0.0 for part in report.parts if part.name == UNNAMED)
     if report.engines or (parts and rest < _WORTH_NAMING):
@@ -55,8 +58,31 @@ def lengths_of_others(report: Report, by_clock: str, is_divided: bool) -> Findin
     text = f"{_covered(report)} {by_clock}"
     if is_divided or report.engines:
         return Finding(text, "step", report.seconds)
+    if _is_unknown(report):
+        return _unknown(report, text)
     text += ", and no annotation divides them"
     return Finding(text, "step", report.seconds, why=_longest(report), advice=_naming(report))
+
+
+def _is_unknown(report: Report) -> bool:
+    """Return whether no table has an event of the traces, as those of programs without torch."""
+    tables = (
+        report.ops,
+        report.kernels,
+        report.tree,
+        report.engines,
+        report.overlap,
+        report.idle,
+        report.memory,
+    )
+    return not any(tables)
+
+
+def _unknown(report: Report, text: str) -> Finding:
+    events = sum(source.events for source in report.sources)
+    whose = "its" if len(report.sources) == 1 else "their"
+    text = f"{text}: none of {whose} {counted(events, 'event')} is an operator, an annotation or a kernel as torch writes them, so no table has them"
+    return Finding(text, "step", report.seconds, advice="`stepprof open` shows them in a browser")
 
 
 def _covered(report: Report) -> str:

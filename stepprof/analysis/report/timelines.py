@@ -227,6 +227,10 @@ def _stretches_of(
         # its annotations are parts of its forward steps; without these they do not show when it worked
         if not alone or len(process.generating()):
             found[process.label] = []
+    for process in processes:
+        if process.kind == "trace" and not found[process.label] and process not in engines:
+            # no annotation divides it: where it was is known all the same
+            found[process.label] = [(start, end, None, ()) for start, end in process.covered().pairs()]
     return found
 
 

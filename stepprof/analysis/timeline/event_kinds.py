@@ -22,6 +22,8 @@ COMPLETE, OTHER, UNWANTED = -1, -2, -3
 """Phases in addition to those of `FlowColumns`."""
 _PHASES = {"X": COMPLETE, "s": FlowColumns.BEGIN, "t": FlowColumns.STEP, "f": FlowColumns.END}
 _GROUP = re.compile(r"\[[^\]]*\]")
+_ANNOTATION = re.compile(r"enumerate\(DataLoader\)#|Optimizer\.(?:step|zero_grad)#")
+"""Annotations of torch itself, which torch 1.8 and torch_npu write among the operators."""
 _ID_BITS = 40
 _SMALL = 1 << 39
 
@@ -114,7 +116,7 @@ class Kinds:
         if complete:
             columns[0, complete] = COMPLETE
             columns[1, complete] = [self._names[new[at][1]] for at in complete]
-            written = [WRITTEN.get(new[at][2], new[at][2]) for at in complete]
+            written = [_category(*new[at][1:3]) for at in complete]
             category = np.array([self._categories[each] for each in written], np.int32)
             place = np.array([self._rows.places[new[at][3:]] for at in complete], np.int32)
             columns[2, complete] = category
@@ -143,3 +145,8 @@ def _group(pid: _Place) -> str:
     """
     match = _GROUP.match(pid) if isinstance(pid, str) else None
     return match[0] if match else ""
+
+
+def _category(name: str, written: str) -> str:
+    category = WRITTEN.get(written, written)
+    return "user_annotation" if category == "cpu_op" and _ANNOTATION.match(name) else category

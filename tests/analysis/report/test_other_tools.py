@@ -73,6 +73,12 @@ STEP = "call `profiler.step()` after each iteration: then the report is about on
             f"{NAME}, and {STEP}",
         ),
         (
+            [slice_("fusion.1", 0, 60_000, ""), slice_("Task", 60_000, 40_000, "toplevel")],
+            "the trace covers 100 ms: none of its 2 events is an operator, an annotation or a kernel as torch writes them, so no table has them",
+            None,
+            "`stepprof open` shows them in a browser",
+        ),
+        (
             steps(slice_("forward", 0, 90_000, "user_annotation")),
             "the trace covers 100 ms: `forward` 90%, in no annotation 10%",
             None,

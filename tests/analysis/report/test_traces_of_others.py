@@ -465,6 +465,22 @@ class TestIdle:
         assert found["why"] == f"its host was in `{call}` for 461 ms of it"
         assert found["advice"].startswith(advice)
 
+    @pytest.mark.parametrize("marked", [True, False])
+    def test_without_annotations(self, reported: Reported, marked: bool) -> None:
+        """Most traces have none, or only marked steps: the reason is given all the same, without a place."""
+        events = [
+            each for each in self.idle("cudaStreamSynchronize", 20_000, 461_000) if each["name"] != "decode"
+        ]
+        events.append(slice_("aten::item", "cpu_op", 19_000, 470_000))
+        if marked:
+            events.append(slice_("ProfilerStep#3", "user_annotation", 0, 500_000))
+        report = reported(events)
+        (found,) = (each for each in report["findings"] if each["topic"] == "host")
+        assert found["text"] == "the device of a.pt.trace.json had no work for 490 ms"
+        assert found["why"] == "its host was in `cudaStreamSynchronize` for 461 ms of it"
+        took = "the step took" if marked else "the trace covers"
+        assert report["findings"][0]["text"] == f"{took} 500 ms, and no annotation divides it"
+
     @pytest.mark.parametrize(("graphs", "advised"), [(False, True), (True, False)])
     def test_a_short_call_is_no_reason(self, reported: Reported, graphs: bool, advised: bool) -> None:
         """A process that uses CUDA graphs gets no advice to use them."""
@@ -522,11 +538,12 @@ class TestIdle:
         (found,) = (each for each in reported(events)["findings"] if each["topic"] == "host")
         assert found["why"] == "no kernel ran; the trace does not connect kernels with their launches"
 
-    def test_a_loader_has_its_name_from_torch(self, reported: Reported) -> None:
+    @pytest.mark.parametrize("category", ["user_annotation", "Operator", "cpu_op"])
+    def test_a_loader_has_its_name_from_torch(self, reported: Reported, category: str) -> None:
         """The time of `enumerate(DataLoader)` is a wait for data."""
         name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
         events = [each for each in self.idle("x", 0, 1) if each["name"] != "decode"]
-        report = reported([*events, slice_(name, "user_annotation", 20_000, 400_000)])
+        report = reported([*events, slice_(name, category, 20_000, 400_000)])
         assert sentences(report, "data") == [f"a.pt.trace.json spent 400 ms on data in `{name}`"]
 
 
@@ -949,13 +966,19 @@ class TestFiles:
             f"rank {rank}": pytest.approx(seconds, abs=1e-5) for rank, seconds in waited.items() if seconds
         }
 
+    @pytest.mark.parametrize(
+        ("regions", "places"), [("ab", " in `b` (30 ms) and `a` (10 ms)"), ("", "")], ids=["annotated", "not"]
+    )
     def test_transfers_in_several_regions_are_one_finding(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], regions: str, places: str
     ) -> None:
         """They have one cause. Of ranks of which one kept the device idle, its host alone is meant; the clock's error is printed once."""
         for rank in (0, 1):
             begins = (20_000, 60_000) if rank else (30_000, 60_000)
-            events = [slice_(name, "user_annotation", at, 50_000) for name, at in (("a", 0), ("b", 50_000))]
+            events = [
+                slice_(name, "user_annotation", at, 50_000)
+                for name, at in zip(regions, (0, 50_000), strict=False)
+            ]
             for number, begin in enumerate(begins):
                 end = (40_000, 90_000)[number]
                 events += [
@@ -969,7 +992,7 @@ class TestFiles:
         assert main(["report", str(tmp_path), "--json", str(out)]) == 0
         report = json.loads(out.read_text())
         (found,) = sentences(report, "overlap")
-        assert found.startswith("collectives took 40 ms in `b` (30 ms) and `a` (10 ms) while")
+        assert found.startswith(f"collectives took 40 ms{places} while")
         (host,) = (each for each in report["findings"] if each["topic"] == "host")
         assert host["why"].startswith("no kernel ran")
         assert capsys.readouterr().out.count("error at most") == 1
