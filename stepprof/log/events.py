@@ -259,11 +259,14 @@ EVENTS: dict[str, Event] = {
     ),
     "engine.report_failed": Event("warning", "the late report of {target} failed", "target reason"),
     "engine.copy_kept": Event("info", "the engine's own copy of a trace was not removed", "path reason"),
-    "capture.left": Event("warning", "an engine's capture was left to another process", "name reason"),
-    "capture.lost": Event("warning", "a capture that a dead process left is lost", "name left_by reason"),
-    "capture.recovered": Event(
-        "warning", "a capture that a dead process left is stopped", "name left_by reason"
+    "capture.left": Event("warning", "an engine may still record: the next driver stops it", "name reason"),
+    "capture.abandoned": Event(
+        "warning",
+        "a capture that a process left when it ended is stopped; its files stay where they are",
+        "name left_by",
     ),
+    "capture.lost": Event("warning", "a capture whose stop had failed is lost", "name reason"),
+    "capture.recovered": Event("warning", "a capture that was still open is stopped", "name reason files"),
     "lease.unknown": Event("debug", "it is unknown whether the driver process is alive"),
     "lease.ended": Event("warning", "the driver process has ended; the actor ends its session", "driver"),
     "lease.not_ended": Event("warning", "the actor could not end the session of a dead driver process"),

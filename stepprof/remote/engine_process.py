@@ -7,15 +7,16 @@ from typing import TYPE_CHECKING
 
 from stepprof.remote.base import Clock
 from stepprof.remote.core.engine_files import user_of_server
-from stepprof.remote.core.owner_slots import MemorySlot, shared_slot
+from stepprof.remote.core.ownership import FilePlace, MemoryPlace, place_next_to_the_runs
 from stepprof.remote.http.clock import clock
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import Started, this_process
 from stepprof.remote.nsys_server import NsysServer
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from stepprof.remote.base import EngineWindow
-    from stepprof.remote.core.owner_slots import FileSlot
     from stepprof.remote.http.client import Client
 
 
@@ -25,7 +26,7 @@ class OwnProcess:
     same_host = True
 
     def __init__(self, key: str) -> None:
-        self._slot = MemorySlot(key)
+        self._key = key
 
     @property
     def host(self) -> str:
@@ -40,9 +41,9 @@ class OwnProcess:
         """Return how this process was started under nsys."""
         return this_process(window)
 
-    def slot(self, window: EngineWindow, shared: FileSlot | None) -> MemorySlot:
-        """Return the note of which of its drivers records, in the memory of this process."""
-        return self._slot
+    def place(self, window: EngineWindow, shared: Path | None) -> MemoryPlace:
+        """Return the place for the driver that records, in the memory of this process."""
+        return MemoryPlace(self._key)
 
 
 class ServerProcess:
@@ -74,6 +75,6 @@ class ServerProcess:
         """Return how it was started under nsys."""
         return await self._nsys.started(window)
 
-    def slot(self, window: EngineWindow, shared: FileSlot | None) -> FileSlot:
-        """Return the note of which of its drivers records: the file that all of them see if there is one, else a file next to the runs."""
-        return shared or shared_slot(window, self._client.key)
+    def place(self, window: EngineWindow, shared: Path | None) -> FilePlace:
+        """Return the place for the driver that records: the file that all drivers see if there is one, else a file next to the runs."""
+        return place_next_to_the_runs(window, self._client.key) if shared is None else FilePlace(shared)

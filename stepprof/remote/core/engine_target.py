@@ -19,7 +19,7 @@ from stepprof.remote.core.device_leases import Turn
 from stepprof.remote.core.engine_capture import LOST
 from stepprof.remote.core.engine_state import EngineState
 from stepprof.remote.core.event import passed
-from stepprof.remote.core.inherited_captures import naming
+from stepprof.remote.core.late_files import naming
 from stepprof.remote.core.late_reports import Awaiting
 from stepprof.remote.core.trace_times import LATE_SECONDS, lacking, overrun_seconds, write_seconds
 from stepprof.run.manifest_writer import as_entries, describe_error

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from stepprof.backends.base import ExportError
 from stepprof.host import real_time
 from stepprof.log import logger
-from stepprof.remote.core.inherited_captures import naming
+from stepprof.remote.core.late_files import naming
 from stepprof.run.manifest_writer import as_entries, describe_error
 from stepprof.run.reasons import ReasonCode
 

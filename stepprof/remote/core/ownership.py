@@ -1,36 +1,172 @@
 """Let one driver at a time hold an engine's profiler.
 
-An engine has one profiler, and several jobs may drive the engine. A driver takes the engine's slot
-(`stepprof.remote.core.owner_slots`) before its start and releases it after its stop. A living
-holder's capture is left alone (`busy`). A dead holder's capture is stopped, and kept under its own
-run.
+An engine has one profiler, and several jobs may drive the engine. Each driver takes the engine's place before
+its start, and gives it back after its stop. The capture of a living driver is left alone: the other one is
+`busy`, with the holder's name. The place of an engine object is in the memory of its process. That of a server is a
+file with a lock that the kernel releases when the holder's process ends.
 """
 
 from __future__ import annotations
 
 import asyncio
-import uuid
-import weakref
+import fcntl
+import hashlib
+import os
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from stepprof.host.process_identity import writer_identity
-from stepprof.interrupts import ours
+from stepprof.host.process_identity import is_alive, writer_identity
+from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
-from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
-from stepprof.remote.core.inherited_captures import keep, kept_there
-from stepprof.remote.core.owner_slots import FileSlot, Held
+from stepprof.redaction.messages import quoted
+from stepprof.remote.base import EngineFailure, Stopped
+from stepprof.remote.core.late_files import keep
 from stepprof.remote.loop import in_thread
 
 if TYPE_CHECKING:
-    from stepprof.remote.core.owner_slots import Finisher, Slot
+    from stepprof.remote.base import EngineWindow
 
 T = TypeVar("T")
 
-BEAT_SECONDS = 10.0
-"""Interval of the signs of life of a file's holder."""
+# follow no link of another user, and open no pipe
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_MOST = 1000
+"""Maximum number of bytes of a holder's name."""
+LEFT = "this driver has left the engine; what it recorded stays where the engine writes it"
+AGAIN = "its first stop failed, and a later one returned these files"
+AT_THE_END = "it was stopped at the end of the run, or when the engine was detached"
 
-_TRIES = 5
+
+class Taken(Exception):
+    """Another driver holds the engine. The message is its name."""
+
+
+class Finisher(Protocol):
+    """A driver that can end its own capture after a stop that failed."""
+
+    async def finish(self, window: EngineWindow) -> Stopped:
+        """Stop the engine, unless it has ended the capture itself, and return its files. Raises EngineFailure."""
+
+
+class MemoryPlace:
+    """The place of an engine object of this process."""
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def take(self, holder: str, owner: Mapping[str, object]) -> str | None:
+        """Become the holder. Return the name of one that left or ended without giving the place back; None: it was free. Raises Taken."""
+        name, process = _in_memory.get(self._key, ("", None))
+        if process is not None and is_alive(process) is not False:
+            raise Taken(name)
+        _in_memory[self._key] = (holder, owner)
+        return name or None
+
+    def give(self) -> None:
+        """Free the place."""
+        _in_memory.pop(self._key, None)
+
+    def hand_back(self, holder: str) -> None:
+        """Go as if the earlier holder had only now left: its capture could not be stopped."""
+        _in_memory[self._key] = (holder, None)
+
+    def leave(self) -> None:
+        """Go, although the engine may still record: the next driver stops it."""
+        self.hand_back(_in_memory[self._key][0])
+
+
+class FilePlace:
+    """The place of a server: a file that every driver of it can see. Its methods block, so they run on a thread."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.holder = ""
+        """The name that this place was taken with."""
+        self._descriptor: int | None = None
+
+    def take(self, holder: str, owner: Mapping[str, object]) -> str | None:
+        """Become the holder. Return the name of one whose process ended without giving the place back; None: it was free.
+
+        Raises:
+            Taken: another driver holds it.
+            EngineFailure: the file cannot be written.
+        """
+        for held in list(_open_here):  # NFS does not tell the locks of one process apart
+            if held.path == self.path:
+                raise Taken(held.holder)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, _FLAGS, 0o666)
+        except ours(OSError) as error:
+            raise EngineFailure(
+                f"{self.path} cannot be written ({error.strerror or error}); drivers of one engine coordinate through it; nothing was sent",
+                "unconfigured",
+            ) from error
+        try:
+            is_locked = _locked(descriptor, self.path)
+            before = _named(descriptor)
+            if not is_locked and before:
+                raise Taken(f"{before}; if it has ended, remove {self.path}")
+            _write(descriptor, holder)
+        except BlockingIOError:
+            other = _named(descriptor)
+            os.close(descriptor)
+            raise Taken(other) from None
+        except ours(OSError) as error:
+            os.close(descriptor)
+            raise EngineFailure(
+                f"{self.path} cannot be written ({error.strerror or error}); nothing was sent", "unconfigured"
+            ) from error
+        except BaseException:
+            os.close(descriptor)
+            raise
+        self._descriptor, self.holder = descriptor, holder
+        _open_here.add(self)
+        return before or None
+
+    def hand_back(self, holder: str) -> None:
+        """Go as if the earlier holder had only now left: its capture could not be stopped."""
+        if self._descriptor is not None:
+            with ignored(OSError):
+                _write(self._descriptor, holder)
+        self.leave()
+
+    def give(self) -> None:
+        """Free the place."""
+        if self._descriptor is not None:
+            with ignored(OSError):
+                os.ftruncate(self._descriptor, 0)
+        self.leave()
+
+    def leave(self) -> None:
+        """Go, although the engine may still record: the next driver stops it."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with ignored(OSError):
+                fcntl.flock(descriptor, fcntl.LOCK_UN)
+            os.close(descriptor)
+            _open_here.discard(self)
+
+    def forget(self) -> None:
+        """Close the file without an unlock: in a forked child, the lock is that of the parent."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            with ignored(OSError):
+                os.close(descriptor)
+
+
+Place = MemoryPlace | FilePlace
+
+
+def place_next_to_the_runs(window: EngineWindow, key: str) -> FilePlace:
+    """Return the place of a server whose own folder is not visible here: jobs with the same ``output_dir`` find it."""
+    return FilePlace(window.folder.parents[1] / ".engines" / f"{digest(key)}.holder")
+
+
+def digest(key: str) -> str:
+    """Return a file name for the key of an engine."""
+    return hashlib.sha256(key.encode()).hexdigest()[:16]
 
 
 class Hold:
@@ -38,208 +174,147 @@ class Hold:
 
     Args:
         name: the name of the engine in messages.
-        slot: the note of the holder; None: not known yet (`slot` is set before the first use).
     """
 
-    def __init__(self, name: str, slot: Slot | None = None) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self.slot = slot
-        self.held: Held | None = None
-        """The hold that this driver has taken."""
-        self._token = uuid.uuid4().hex[:16]
-        self._beating: asyncio.Task[None] | None = None
-        _living[self._token] = self
+        self._place: Place | None = None
+        self._has_left = False
+        self.window: EngineWindow | None = None
+        """What is recorded while the place is held."""
+        self.ending = asyncio.Lock()
+        """Held while the capture is being ended: a second end at the same time would find its files taken."""
 
-    @classmethod
-    def of(cls, name: str, slot: Slot | None, held: Held) -> Hold:
-        """Return the hold of a driver that has ended, for the driver that ends its capture."""
-        hold = cls(name, slot)
-        hold.held, hold._token = held, held.token
-        return hold
-
-    def retire(self) -> None:
-        """Leave: a capture that is still held counts as left by a driver that has ended."""
-        _living.pop(self._token, None)
-        beating, self._beating = self._beating, None
-        if beating is not None:
-            beating.get_loop().call_soon_threadsafe(beating.cancel)
-
-    async def take(
-        self,
-        window: EngineWindow,
-        *,
-        driver: Finisher | None = None,
-        state: Mapping[str, Any] | None = None,
-    ) -> None:
+    async def take(self, window: EngineWindow, place: Place, stop: Callable[[], Awaitable[object]]) -> None:
         """Become the holder for a window.
 
         Args:
             window: what will be recorded.
-            driver: ends it on behalf of another driver of this process.
-            state: what another process needs to find the files, JSON-able.
+            place: the place of the engine.
+            stop: stops a capture that a driver without a process has left. Its files are left alone.
 
         Raises:
-            EngineFailure: another driver holds it; that driver is left alone.
+            EngineFailure: another driver holds it, which is left alone; or what one has left cannot be stopped.
         """
-        assert self.slot is not None  # noqa: S101 - narrows a type; no input decides it
-        here = writer_identity()
-        held = Held(self._token, here, window.owner or here, window, state or {}, driver)
-        for _ in range(_TRIES):
-            if await _do(self.slot, self.slot.take, held):
-                self.held = held
-                if isinstance(self.slot, FileSlot):
-                    self._beating = asyncio.ensure_future(_beat(self.slot))
-                return
-            other = await _do(self.slot, self.slot.read)
-            if other is not None:
-                raise self.busy(other)
-        raise EngineFailure(
-            f"{self._name}: other drivers acquire and release it too fast; nothing was sent", "busy"
+        owner = window.owner or writer_identity()
+        run, what = window.metadata.get("run_id", "unknown"), window.window
+        holder = (
+            f"run {run}, step {what.step}, {what.name} (process {owner.get('pid')} on {owner.get('host')})"
         )
+        try:
+            left = await _do(place, place.take, holder, owner)
+        except Taken as other:
+            raise EngineFailure(
+                f"{self._name} is recorded by another driver: {other}; nothing was sent. It is free when that window or its process ends",
+                "busy",
+            ) from None
+        if left is not None:
+            try:
+                await stop()
+            except BaseException as error:
+                await _do(place, place.hand_back, left)
+                if not isinstance(error, EngineFailure):
+                    raise
+                raise EngineFailure(
+                    f"{self._name}: the capture that {left} has left cannot be stopped: {error}", error.health
+                ) from error
+            logger.warning("capture.abandoned", name=self._name, left_by=left)
+        self._place, self.window = place, window
 
     async def give(self) -> None:
         """Release it, if it is held."""
-        held, self.held = self.held, None
-        if self._beating is not None:
-            self._beating.cancel()
-            self._beating = None
-        if held is not None and self.slot is not None:
-            await _do(self.slot, self.slot.give, held.token)
+        place, self._place, self.window = self._place, None, None
+        if place is not None:
+            await _do(place, place.give)
 
-    async def close(self, revive: Callable[[Held], Finisher], timeout: float) -> None:
+    async def settle(self, driver: Finisher, reason: str = AGAIN) -> None:
+        """End this driver's own capture if it is still open, and keep its files.
+
+        Args:
+            driver: ends it.
+            reason: why its files come late.
+
+        Raises:
+            EngineFailure: it cannot be ended.
+        """
+        async with self.ending:
+            window = self.window
+            if window is None:
+                return
+            try:
+                stopped = await driver.finish(window)
+            except EngineFailure as error:
+                if self.window is not None or self._has_left:  # it may still be running
+                    raise
+                logger.warning("capture.lost", name=self._name, step=window.window.step, reason=str(error))
+                stopped = Stopped(partial=str(error))
+            await self.give()
+            await in_thread(keep, window, stopped, reason)
+            files = [artifact.path for artifact in stopped.artifacts]
+            logger.warning(
+                "capture.recovered", name=self._name, step=window.window.step, reason=reason, files=files
+            )
+
+    async def close(self, driver: Finisher, timeout: float) -> None:
         """End this driver's open capture within this many seconds, and leave. Raises nothing."""
-        if self.held is not None:
-            ending = asyncio.ensure_future(self.settle(revive))
+        if self.window is not None:
+            ending = asyncio.ensure_future(self.settle(driver, AT_THE_END))
             ending.add_done_callback(self._log_failed_end)
             await asyncio.wait({ending}, timeout=timeout)
         self.retire()
+
+    def retire(self) -> None:
+        """Leave: what is still open is stopped by the next driver, and no longer by this one."""
+        place, self._place, self.window = self._place, None, None
+        if place is not None:
+            self._has_left = True
+            place.leave()
 
     def _log_failed_end(self, ending: asyncio.Future[None]) -> None:
         """Log why an end has failed, even if the wait for it was over."""
         if not ending.cancelled() and ending.exception() is not None:
             logger.warning("capture.left", name=self._name, reason=str(ending.exception()))
 
-    @property
-    def ending(self) -> asyncio.Lock:
-        """Return the lock of the capture that this driver holds."""
-        return asyncio.Lock() if self.held is None else self.held.ending
 
-    async def stop(
-        self, window: EngineWindow, end: Callable[[], Awaitable[Stopped]], forget: Callable[[], object]
-    ) -> Stopped:
-        """Return the result of `end`, or what another driver has kept; then call `forget`. Raises what `end` raises."""
-        async with self.ending:
-            if await self.is_taken():
-                forget()
-                return await self.taken_over(window)
-            return await end()
-
-    async def is_taken(self) -> bool:
-        """Return whether another driver, which considered this one dead, holds it now."""
-        if self.slot is None or self.held is None:
-            return False
-        other = await _do(self.slot, self.slot.read)
-        return other is not None and other.token != self._token
-
-    async def taken_over(self, window: EngineWindow) -> Stopped:
-        """Return what the other driver kept of this window, with a note of the takeover."""
-        self.held = None
-        await self.give()
-        return Stopped(
-            await in_thread(kept_there, window),
-            partial="another process considered this one dead, stopped its capture and started another; this window has the recording until then",
-        )
-
-    def busy(self, other: Held) -> EngineFailure:
-        """Return the failure because of another holder."""
-        return EngineFailure(
-            f"{self._name} is recorded by another driver: {other}; nothing was sent. It is free when that window or its process ends",
-            "busy",
-        )
-
-    async def settle(self, revive: Callable[[Held], Finisher]) -> None:
-        """End a leftover capture: this driver's own whose stop failed, or one whose driver has
-        ended. That of a living driver is left alone.
-
-        Args:
-            revive: makes an object that can end a capture, from the holder's note.
-
-        Raises:
-            EngineFailure: it cannot be ended.
-        """
-        slot = self.slot
-        if slot is None:
-            return
-        if self.held is not None:
-            reason = "its first stop failed, and a later one returned these files"
-            await self._end(slot, self.held, revive(self.held), reason)
-            return
-        held = await _do(slot, _left, slot)
-        if held is None:
-            return
-        release = await _do(slot, slot.claim_end, held)
-        if release is None:
-            return
-        reason = f"the process that recorded it ended before its stop (process {held.owner.get('pid')} on {held.owner.get('host')})"
-        try:
-            await self._end(slot, held, held.driver or _revived(held, revive), reason)
-        finally:
-            await _do(slot, release)
-
-    async def _end(self, slot: Slot, held: Held, finisher: Finisher, reason: str) -> None:
-        async with held.ending:
-            if held is not self.held:
-                other = await _do(slot, slot.read)
-                if other is None or other.token != held.token:  # it was ended while this driver waited
-                    return
-            logger.warning("capture.recovered", name=self._name, left_by=str(held), reason=reason)
-            try:
-                stopped = await finisher.finish(held.window)
-            except EngineFailure as error:
-                if await _do(slot, slot.read) is not None:  # it may still be running
-                    raise
-                logger.warning("capture.lost", name=self._name, left_by=str(held), reason=str(error))
-                stopped = Stopped(partial=str(error))
-            if held is self.held:
-                await self.give()
-            else:
-                await _do(slot, slot.give, held.token)
-            await in_thread(keep, held.window, stopped, reason, held.owner)
+def _named(descriptor: int) -> str:
+    return quoted(os.pread(descriptor, _MOST, 0).decode(errors="replace"), 300)
 
 
-def _left(slot: Slot) -> Held | None:
-    """Return the holder, if it has ended."""
-    held = slot.read()
-    return None if held is None or held.lives(slot.silent_seconds(), _living.__contains__) else held
+def _write(descriptor: int, holder: str) -> None:
+    data = holder.encode()[:_MOST]
+    os.pwrite(descriptor, data, 0)
+    os.ftruncate(descriptor, len(data))
 
 
-def _revived(held: Held, revive: Callable[[Held], Finisher]) -> Finisher:
-    """Return an object that can end the capture. If another kind of driver wrote the note, another
-    engine answers now, and the capture went with the old one.
-    """
+def _locked(descriptor: int, path: Path) -> bool:
+    """Lock a file; return False on a file system without locks. Raises BlockingIOError: another process has it."""
     try:
-        return revive(held)
-    except ours(LookupError, TypeError, ValueError, AttributeError):
-        return _Gone()
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
+    except ours(OSError) as error:
+        logger.debug("folder.not_locked", path=str(path), reason=str(error))
+        return False
+    return True
 
 
-class _Gone:
-    async def finish(self, window: EngineWindow) -> Stopped:
-        """Return nothing: there is nothing to stop."""
-        return Stopped(
-            partial="another kind of engine answers there now; the recording was lost with the old one"
-        )
+async def _do(place: Place, act: Callable[..., T], *arguments: object) -> T:
+    """Call a method of a place: on a thread if it reads and writes a file."""
+    return await in_thread(act, *arguments) if isinstance(place, FilePlace) else act(*arguments)
 
 
-async def _do(slot: Slot, act: Callable[..., T], *arguments: object) -> T:
-    """Call a method of a slot: on a thread if it reads and writes a file."""
-    return await in_thread(act, *arguments) if isinstance(slot, FileSlot) else act(*arguments)
+_in_memory: dict[str, tuple[str, Mapping[str, object] | None]] = {}
+"""The holder of each engine object by its key, and the process whose window it is; None: it has left."""
+
+_open_here: set[FilePlace] = set()
+"""The places that this process holds."""
 
 
-async def _beat(slot: Slot) -> None:
-    while True:
-        await asyncio.sleep(BEAT_SECONDS)
-        await in_thread(slot.beat)
+def _forget_in_child() -> None:
+    """Close the files in a forked child, which would keep their locks when this process has ended."""
+    for place in list(_open_here):
+        place.forget()
+    _open_here.clear()
 
 
-_living: weakref.WeakValueDictionary[str, Hold] = weakref.WeakValueDictionary()
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -22,7 +22,6 @@ from stepprof.host.plain_files import open_plain
 from stepprof.host.process_identity import writer_identity
 from stepprof.interrupts import ignored, ours
 from stepprof.remote.base import EngineFailure, Stopped
-from stepprof.remote.core.inherited_captures import bare_fragment, write_fragment
 from stepprof.remote.loop import in_thread
 from stepprof.remote.ray.calls import Agents
 from stepprof.run.manifest_writer import describe_error
@@ -78,7 +77,7 @@ class Carrier:
         else:
             for record in content["windows"]:
                 await self._bring_record(record, source, folder)
-        await in_thread(write_fragment, folder / "manifest" / fragment.name, content)
+        await in_thread(_write, folder / "manifest" / fragment.name, content)
 
     async def _bring_record(self, record: dict[str, Any], source: Path, folder: Path) -> None:
         sizes = {entry["path"]: entry["bytes"] for entry in record["artifacts"]}
@@ -148,8 +147,23 @@ def lost_fragment(
     run_id: str, step: int, version: object, records: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the manifest of a rank whose own cannot be fetched; this process writes it."""
-    bare = bare_fragment(run_id, step, version, writer_identity())
-    return {**bare, "windows": list(records), "written_unix_ns": real_time.time_ns(), "pid": os.getpid()}
+    return {
+        "schema_version": 1,
+        "run_id": run_id,
+        "step": step,
+        "version": version,
+        "writer": writer_identity(),
+        "windows": list(records),
+        "engines": [],
+        "clocks": [],
+        "written_unix_ns": real_time.time_ns(),
+        "pid": os.getpid(),
+    }
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    publish(write_temporary(path, json.dumps(content, indent=1, default=str).encode()), path)
 
 
 @contextlib.asynccontextmanager

@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineDriver, EngineFailure, Stopped
-from stepprof.remote.core.ownership import Hold
+from stepprof.remote.core.ownership import LEFT, Hold
 from stepprof.remote.core.statistics import Reading, between
 from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import NsysPart
-from stepprof.remote.sglang.files import bring, discard, find, folder_of, require_writable, slot_of
+from stepprof.remote.sglang.files import bring, discard, find, folder_of, holder_of, require_writable
 from stepprof.remote.sglang.object_link import ObjectLink
 from stepprof.remote.sglang.outcome import STOPPED_BY_OTHERS, credible, outcome, wait_for_files
 from stepprof.remote.sglang.request import Facts, Request
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from stepprof.remote.base import Clock, EngineWindow
-    from stepprof.remote.core.owner_slots import Finisher, Held
     from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
 
@@ -108,10 +107,8 @@ class SglangDriver(EngineDriver):
         folder = folder_of(window)
         Request.of(window, self._facts, folder)
         await in_thread(require_writable, folder, "started")
-        if self._hold.held is None:
-            self._hold.slot = self._link.process.slot(window, slot_of(window, self.key))
         if self._link.answers:
-            await self._hold.settle(self._finisher)
+            await self._hold.settle(self)
 
     async def start(self, window: EngineWindow) -> None:
         """Send the start. An engine that was never used starts with its first request."""
@@ -135,8 +132,9 @@ class SglangDriver(EngineDriver):
         folder = folder_of(window)
         request = Request.of(window, self._facts, folder)
         await in_thread(require_writable, folder, "started")
-        await self._hold.settle(self._finisher)
-        await self._hold.take(window, driver=self, state={"folder": str(folder), **request.noted})
+        await self._hold.settle(self)
+        place = self._link.process.place(window, holder_of(window, self.key))
+        await self._hold.take(window, place, self._link.stop)
         self._sent = sent = _Sent(window, request, folder)
         reading = Reading(self._link.statistics(), self.name)
         try:
@@ -186,7 +184,11 @@ class SglangDriver(EngineDriver):
         late = self._link.late
         before, self._before = self._before, None
         reading = Reading(self._link.statistics(), self.name)
-        stopped = await self._hold.stop(window, lambda: self._end(send=True), self._forget)
+        async with self._hold.ending:
+            if self._sent is not None and self._hold.window is None:
+                self._sent = None
+                raise EngineFailure(LEFT, "ok")
+            stopped = await self._end(send=True)
         return replace(
             stopped,
             partial="; ".join(filter(None, [late, stopped.partial])) or None,
@@ -202,28 +204,15 @@ class SglangDriver(EngineDriver):
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
         """Stop an open capture, and keep it as partial. Another driver may use the engine afterwards."""
-        await self._hold.close(self._finisher, answer_seconds)
+        await self._hold.close(self, answer_seconds)
 
     def retire(self) -> None:
-        """Stop calling the engine. An open capture is left to the next driver."""
+        """Stop calling the engine. The next driver stops a capture that is still open."""
         self._hold.retire()
 
     async def clock(self) -> Clock | None:
         """Compare the engine's clock with that of this process."""
         return await self._link.process.clock()
-
-    def _finisher(self, held: Held) -> Finisher:
-        """Return an object that ends a capture: this driver for its own, a copy of it for that of a driver that has ended."""
-        if held is self._hold.held:
-            return self
-        made = SglangDriver(self._link)
-        made._facts = self._facts
-        made._sent = _Sent(held.window, Request.from_noted(held.state), Path(held.state["folder"]))
-        made._hold = Hold.of(self.name, self._hold.slot, held)
-        return made
-
-    def _forget(self) -> None:
-        self._sent = None
 
     async def _free(self) -> None:
         self._sent = None
@@ -278,7 +267,7 @@ class SglangDriver(EngineDriver):
         """Stop the capture of this driver, and drop its files. A capture that had ended by itself is no failure."""
         self._link.allow(0.0)  # the caller continues, and its own use of the engine gets the stop answered
         async with self._hold.ending:
-            if self._sent is not None and self._facts is not None:
+            if self._sent is not None and self._facts is not None and self._hold.window is not None:
                 await self._drop(self._sent, self._facts)
 
     async def _drop(self, sent: _Sent, facts: Facts) -> None:

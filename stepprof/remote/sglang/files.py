@@ -22,7 +22,7 @@ from stepprof.log import logger
 from stepprof.remote.artifacts import adopt, blocks, damages, opened
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import is_engine_file, open_engine_file, writers
-from stepprof.remote.core.owner_slots import FileSlot, digest
+from stepprof.remote.core.ownership import digest
 from stepprof.remote.sglang.stages import STAGES, cut
 from stepprof.run.model import Artifact
 
@@ -87,12 +87,10 @@ def folder_of(window: EngineWindow) -> Path:
     return window.trace_dir.joinpath("stepprof", *parts, str(window.window.occurrence))
 
 
-def slot_of(window: EngineWindow, key: str) -> FileSlot | None:
-    """Return where the drivers of a server note which of them records, in the folder shared with
-    its host; None: there is none.
-    """
+def holder_of(window: EngineWindow, key: str) -> Path | None:
+    """Return the file that names which driver of a server records, in the folder shared with its host; None: there is none."""
     shared = window.trace_dir
-    return None if shared is None else FileSlot(shared / f".stepprof-{digest(key)}.json")
+    return None if shared is None else shared / f".stepprof-{digest(key)}.holder"
 
 
 def require_writable(folder: Path, doing: str) -> None:

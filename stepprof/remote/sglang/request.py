@@ -124,21 +124,6 @@ class Request:
     """The profilers that it records with."""
 
     @property
-    def noted(self) -> dict[str, Any]:
-        """Return what another process needs to find its files: JSON-able."""
-        return {
-            "by_stage": self.by_stage,
-            "cut": self.cut,
-            "bound": self.bound,
-            "backends": list(self.backends),
-        }
-
-    @classmethod
-    def from_noted(cls, noted: Mapping[str, Any]) -> Request:
-        """Return the request that another process noted."""
-        return cls({}, noted["by_stage"], noted["cut"], noted["bound"], tuple(noted["backends"]))
-
-    @property
     def writes_traces(self) -> bool:
         """Whether each of its processes leaves a trace."""
         return "torch" in self.backends or "npu" in self.backends

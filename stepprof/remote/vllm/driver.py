@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from stepprof.host import real_time
 from stepprof.remote.base import Clock, EngineDriver, EngineFailure, Stopped
 from stepprof.remote.core.engine_backends import by_nsys, refuse_backends
-from stepprof.remote.core.ownership import Hold
+from stepprof.remote.core.ownership import LEFT, Hold
 from stepprof.remote.core.statistics import Reading, between
 from stepprof.remote.kinds import ObjectKind
 from stepprof.remote.loop import in_thread
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from stepprof.remote.base import EngineWindow
-    from stepprof.remote.core.owner_slots import Finisher, Held
     from stepprof.remote.core.statistics import Sample
     from stepprof.remote.http.client import Client
     from stepprof.remote.vllm.link import Facts
@@ -95,10 +94,7 @@ class VllmDriver(EngineDriver):
         for line in differences(window, facts.settings, facts.takes):
             self._link.warn(line)
         self._place = None if by_nsys(window.options) else await self._link.place(window, facts.settings)
-        if self._hold.held is None:
-            shared = None if self._place is None else self._place.slot
-            self._hold.slot = self._link.process.slot(window, shared)
-        await self._hold.settle(self._finisher)
+        await self._hold.settle(self)
 
     async def start(self, window: EngineWindow) -> None:
         """Point the engine's folder at this window, and start the capture."""
@@ -107,11 +103,12 @@ class VllmDriver(EngineDriver):
         if facts is None:
             raise EngineFailure("start without arm: nothing was sent to the engine", "ok")
         given = start_arguments(window, facts.settings, facts.takes, self._prefix)
-        await self._hold.settle(self._finisher)
-        session = Session(Path()) if place is None else await in_thread(place.begin, window)
-        noted = {"prefix": self._prefix, **({} if place is None else place.note(session))}
+        await self._hold.settle(self)
+        held = self._link.process.place(window, None if place is None else place.holder)
+        await self._hold.take(window, held, self._link.leave)
+        session = None
         try:
-            await self._hold.take(window, driver=self, state=noted)
+            session = Session(Path()) if place is None else await in_thread(place.begin, window)
             if place is not None:
                 await in_thread(place.lead, session)
             self._session, self._brought = session, False
@@ -121,7 +118,7 @@ class VllmDriver(EngineDriver):
         except BaseException as error:
             if not getattr(error, "owes_stop", self._session is not None):
                 await self._free()
-                if place is not None:
+                if place is not None and session is not None:
                     await in_thread(place.end, session)
             raise
 
@@ -136,7 +133,11 @@ class VllmDriver(EngineDriver):
         """Stop the capture, and move its files to the run, if they are visible from here."""
         before, self._before = self._before, None
         reading = Reading(self._link.statistics(), self.name)
-        stopped = await self._hold.stop(window, lambda: self._stop(window), self._forget)
+        async with self._hold.ending:
+            if self._session is not None and self._hold.window is None:
+                self._forget()
+                raise EngineFailure(LEFT, "ok")
+            stopped = await self._stop(window)
         return replace(stopped, statistics=between(before, reading.now()))
 
     async def _stop(self, window: EngineWindow) -> Stopped:
@@ -205,13 +206,13 @@ class VllmDriver(EngineDriver):
         """Stop the capture of this driver, and drop its files. Raises EngineFailure if the engine is dead or refuses."""
         dead = self._link.dead
         async with self._hold.ending:
-            if self._hold.held is not None:
+            if self._hold.window is not None:
                 await self._drop(send=not dead)
         if dead:
             self._link.require_alive()
 
     async def _drop(self, *, send: bool) -> None:
-        if send and not await self._hold.is_taken():
+        if send:
             await self._link.leave()
         session = self._session
         self._forget()
@@ -221,27 +222,15 @@ class VllmDriver(EngineDriver):
 
     async def close(self, timeout: float, answer_seconds: float) -> None:
         """Stop an open capture, and keep it as partial. Another driver may use the engine afterwards."""
-        await self._hold.close(self._finisher, answer_seconds)
+        await self._hold.close(self, answer_seconds)
 
     def retire(self) -> None:
-        """Stop calling the engine. An open capture is left to the next driver."""
+        """Stop calling the engine. The next driver stops a capture that is still open."""
         self._hold.retire()
 
     async def clock(self) -> Clock | None:
         """Compare the engine's clock with that of this process."""
         return await self._link.process.clock()
-
-    def _finisher(self, held: Held) -> Finisher:
-        """Return an object that ends a capture: this driver for its own, a copy of it for that of a driver that has ended."""
-        if held is self._hold.held:
-            return self
-        made = VllmDriver(self._link)
-        made._prefix, made._place, made._facts = held.state["prefix"], self._place, self._facts
-        made._session = (
-            Session(Path()) if self._place is None else self._place.again(held.state, made._prefix)
-        )
-        made._hold = Hold.of(self._link.called, self._hold.slot, held)
-        return made
 
     async def _free(self) -> None:
         self._session = None

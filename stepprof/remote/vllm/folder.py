@@ -2,7 +2,7 @@
 
 The folder is a link (`stepprof.remote.vllm.arguments` makes it). It points to a separate folder for
 each window, and to an idle one between windows. One engine owns it, by a lock that the kernel
-releases with its process. A file next to it names the driver of a server that records
+releases with its process. A file next to it names the driver that records with a server
 (`stepprof.remote.core.ownership`). Everything blocks: it is called on a thread.
 """
 
@@ -15,10 +15,10 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
@@ -26,17 +26,13 @@ from stepprof.redaction.messages import quoted
 from stepprof.remote.artifacts import damages, is_whole, opened
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.core.engine_files import LINK, is_engine_file
-from stepprof.remote.core.owner_slots import FileSlot, digest
+from stepprof.remote.core.ownership import digest
 from stepprof.remote.vllm.arguments import IDLE
-from stepprof.run.names import is_plain_name
 
 if TYPE_CHECKING:
     from stepprof.remote.base import EngineWindow
 
 PREFIX = "stepprof-"
-
-MOST_NAMES = 300
-"""Maximum number of files of a plain folder that are noted; with more, only those with the engine's prefix are searched."""
 
 # follow no link of another user, and open no pipe
 _OWNER_FLAGS = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
@@ -114,12 +110,14 @@ class TraceFolder:
             self.path.mkdir(parents=True)
 
     @property
-    def slot(self) -> FileSlot:
-        """Return where the drivers of a server that writes here note which of them records."""
+    def holder(self) -> Path:
+        """Return the file that names which driver of a server that writes here records."""
         link = self.link
-        if link is not None:
-            return FileSlot(link.parent / ".capture.json")
-        return FileSlot(self.path / f".stepprof-{digest(self._owner)}.json")
+        return (
+            self.path / f".stepprof-{digest(self._owner)}.holder"
+            if link is None
+            else link.parent / ".capture.holder"
+        )
 
     def begin(self, window: EngineWindow) -> Session:
         """Make a place for a window's files: a separate folder if the engine writes through a link."""
@@ -139,22 +137,6 @@ class TraceFolder:
         """Direct everything written from now on to the place of a capture."""
         if session.link is not None:
             _retarget(session.link, session.folder.name)
-
-    def note(self, session: Session) -> dict[str, object]:
-        """Return what another process needs to find the files of a capture, JSON-able."""
-        before = sorted(session.before)
-        return {"folder": session.folder.name, "before": before if len(before) <= MOST_NAMES else None}
-
-    def again(self, noted: Mapping[str, Any], prefix: str) -> Session:
-        """Return a capture that another process has begun. Raises EngineFailure: its folder has an invalid name."""
-        link, name, before = self.link, noted["folder"], noted["before"]
-        if link is not None:
-            if not is_plain_name(name):
-                raise EngineFailure(f"{name!r} is not a folder next to {link}", "busy")
-            return Session(link.parent / name, link=link)
-        if before is None:
-            before = [each for each in _names(self.path) if not each.startswith(prefix)]
-        return Session(self.path, frozenset(before))
 
     def end(self, session: Session) -> None:
         """Point the link at the idle folder again, and remove the engine's files that are not traces."""

@@ -124,8 +124,7 @@ def _leave() -> None:
     busy engine.
     """
     stepprof.shutdown()
-    for hold in tuple(ownership._living.values()):
-        hold.retire()
+    ownership._in_memory.clear()
 
 
 def main(address: str) -> None:

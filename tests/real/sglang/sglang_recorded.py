@@ -298,7 +298,7 @@ def driver_killed(engine: Any, folder: Path) -> list[str]:
     """Let an actor with the engine outlive the driver of its job. Return the artifacts of the next
     job.
     """
-    stopped = outlive_a_driver(engine, folder, functools.partial(generate, engine), at_once=False)
+    stopped = outlive_a_driver(engine, folder, functools.partial(generate, engine))
     return [artifact.path for artifact in stopped.artifacts]
 
 

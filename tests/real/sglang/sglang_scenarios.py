@@ -156,13 +156,10 @@ def two_drivers(engine: Any, folder: Path) -> Plain:
     generate(engine, 2)
     first.retire()
     stopped = record(second, after, lambda: generate(engine, 4))
-    (fragment,) = (window.folder / "manifest").iterdir()
-    (entry,) = json.loads(fragment.read_text())["engines"]
-    (artifact,) = entry["artifacts"]
+    (left,) = window.output.rglob("*.trace.json.gz")
     return {
         **reported,
-        "first": (entry["status"], Trace.read(window.folder / artifact["path"]).forward),
-        "left": _names(window.output),
+        "first": Trace.left(left).forward,
         "second": described(after, stopped),
     }
 

@@ -159,17 +159,16 @@ class TestState:
         assert brought["users_steps"] == 5
         assert forward(brought["next"]) == {FILE: forward_steps(2)}
 
-    def test_a_living_drivers_capture_is_left_alone_and_a_dead_ones_kept(
+    def test_a_living_drivers_capture_is_left_alone_and_a_dead_ones_stopped(
         self, host: Host, tmp_path: Path
     ) -> None:
         """The capture of a living driver is not changed. After that driver has ended, its capture
-        is kept as partial under its own step. The next window has all of its own steps.
+        is stopped, and its trace stays where it is. The next window has all of its own steps.
         """
         brought = host.run(sglang_scenarios.two_drivers, tmp_path)
         assert brought["health"] == "busy"
         assert "is recorded by another driver: run test, step 2" in brought["message"]
-        assert brought["first"] == ("partial", [*forward_steps(3), *forward_steps(2)])
-        assert brought["left"] == ["rank-0.trace.json.gz"]
+        assert brought["first"] == [*forward_steps(3), *forward_steps(2)]
         assert forward(brought["second"]) == {FILE: forward_steps(4)}
 
     def test_second_start_is_refused_before_it_is_sent(self, host: Host, tmp_path: Path) -> None:

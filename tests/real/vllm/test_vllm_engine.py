@@ -5,18 +5,18 @@ refused calls.
 from __future__ import annotations
 
 import asyncio
-import json
+import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from driven import make_window, on_remote, record
 from vllm_driven import Trace
 from vllm_tiny import arguments
 
-from stepprof.remote.base import EngineFailure, EngineWindow
+from stepprof.remote.base import EngineFailure
 from stepprof.remote.vllm.driver import VllmDriver, VllmKind
 from stepprof.remote.vllm.object_link import ObjectLink
 
@@ -36,13 +36,6 @@ def only_trace(window: object, stopped: object) -> Trace:
     """Return the only trace of a capture."""
     (artifact,) = stopped.artifacts  # type: ignore[attr-defined]
     return Trace.of(window, artifact)  # type: ignore[arg-type]
-
-
-def engines_of(window: EngineWindow) -> list[dict[str, Any]]:
-    """Return the entries of the engines in the manifest of a window."""
-    (path,) = (window.folder / "manifest").iterdir()
-    entries: list[dict[str, Any]] = json.loads(path.read_text())["engines"]
-    return entries
 
 
 async def _raising() -> None:
@@ -234,11 +227,11 @@ class TestOrder:
             on_remote(driver.start(make_window(tmp_path)))
         assert not live.engine._profile_session_active
 
-    def test_a_living_drivers_capture_is_left_alone_and_a_dead_ones_kept(
+    def test_a_living_drivers_capture_is_left_alone_and_a_dead_ones_stopped(
         self, live: Live, driver: VllmDriver, tmp_path: Path
     ) -> None:
         """While the first driver takes part, the second one gets `busy`. When the first one has
-        ended, its capture is stopped and kept under its own step.
+        ended, its capture is stopped, and its trace stays in the engine's folder.
         """
         left = make_window(tmp_path, 2)
         gone = VllmDriver.of_engine(live.engine)
@@ -254,19 +247,15 @@ class TestOrder:
         gone.retire()
         trace = only_trace(window, record(driver, window, lambda: live.generate(6)))
         assert len(trace.forward) == 6
-        (entry,) = engines_of(left)
-        assert entry["status"] == "partial"
-        assert "the process that recorded it ended before its stop" in entry["error"]
-        assert len(Trace.read(left.folder / entry["artifacts"][0]["path"]).forward) == 5
         folder = Path(live.engine.vllm_config.profiler_config.torch_profiler_dir).parent
-        assert not list(folder.glob("step-2.*"))
+        (path,) = folder.glob("step-2.*/*.pt.trace.json.gz")
+        assert len(Trace.left(path).forward) == 5
+        shutil.rmtree(path.parent)
 
     def test_a_failed_stop_is_sent_again(
         self, live: Live, driver: VllmDriver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The start of the next window first ends the open capture. The manifest of the earlier
-        step gets its trace.
-        """
+        """The start of the next window first ends the open capture, and moves its trace to the earlier step."""
         window = make_window(tmp_path, 2)
         on_remote(driver.arm(window))
         on_remote(driver.start(window))
@@ -277,9 +266,7 @@ class TestOrder:
                 on_remote(driver.stop(window))
         after = make_window(tmp_path, 3)
         assert len(only_trace(after, record(driver, after, lambda: live.generate(2))).forward) == 2
-        (entry,) = engines_of(window)
-        assert entry["status"] == "partial"
-        assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 4
+        assert len(Trace.read(window.output / "rank-0.trace.json.gz").forward) == 4
 
     def test_an_open_capture_is_kept_at_the_detach(
         self, live: Live, driver: VllmDriver, tmp_path: Path
@@ -290,8 +277,7 @@ class TestOrder:
         on_remote(driver.start(window))
         live.generate(2)
         on_remote(driver.close(60.0, 60.0))
-        (entry,) = engines_of(window)
-        assert len(Trace.read(window.folder / entry["artifacts"][0]["path"]).forward) == 2
+        assert len(Trace.read(window.output / "rank-0.trace.json.gz").forward) == 2
         assert not live.engine._profile_session_active
 
     def test_the_users_stop_in_the_window_makes_it_partial(

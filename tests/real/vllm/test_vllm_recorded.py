@@ -269,9 +269,7 @@ def test_a_stop_whose_answer_is_lost_still_lists_its_files(
 
 
 def test_an_actor_outlives_the_driver_of_its_job(live: Live, tmp_path: Path) -> None:
-    """The driver is killed inside its window. The actor ends the capture and keeps its trace, and
-    the next job records all of its own forward steps.
-    """
+    """The driver is killed inside its window. The actor ends the capture, and the next job records all of its own forward steps."""
     stopped = outlive_a_driver(live.engine, tmp_path, live.generate)
     (artifact,) = stopped.artifacts
     trace = Trace.of(make_window(tmp_path / "second" / "run"), artifact)

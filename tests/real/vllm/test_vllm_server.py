@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import gzip
 import json
+import shutil
 import socket
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -255,7 +256,7 @@ import stepprof
 from driven import begin
 
 url, key, traces = sys.argv[1:]
-begin(Path.cwd(), steps="2")
+begin(Path.cwd(), steps="2", engine_start_timeout_seconds=60)
 stepprof.attach(url, role="rollout", api_key=key, trace_dir=traces)
 window = stepprof.profile_step(2, role="rollout").start()
 print("recording", flush=True)
@@ -268,7 +269,7 @@ stepprof.shutdown()
 @pytest.mark.parametrize("killed", [False, True])
 def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, killed: bool) -> None:
     """A living job keeps its complete capture, and the window of this job is `busy`. After SIGKILL
-    the capture is kept under the killed job's run. The next windows of this job have only their own
+    the capture is stopped, and its trace stays in the engine's folder. The next windows of this job have only their own
     forward steps.
     """
     theirs, ours = tmp_path / "theirs", tmp_path / "ours"
@@ -295,18 +296,23 @@ def test_another_job_records_it(server: Serving, traces: Path, tmp_path: Path, k
     assert (refused["status"], refused["health"], refused["artifacts"]) == ("failed", "busy", [])
     assert f"run run, step 2, rollout (process {job.pid} on" in refused["error"]
     (entry,) = read_entries(theirs)
-    assert entry["status"] == ("partial" if killed else "complete")
-    assert len(Trace.named(theirs, entry["artifacts"][0]).forward) == 5
+    assert entry["status"] == ("lost" if killed else "complete")
+    if killed:
+        (left,) = folder.glob("step-2.*/*.pt.trace.json.gz")
+        assert len(Trace.left(left).forward) == 5
+        shutil.rmtree(left.parent)
+    else:
+        assert len(Trace.named(theirs, entry["artifacts"][0]).forward) == 5
     for step in (3, 4):
         (entry,) = read_entries(ours, step)
         assert (entry["status"], entry["error"]) == ("complete", None)
         assert len(Trace.named(ours, entry["artifacts"][0], step).forward) == 4
-    assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner"}
+    assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner", ".capture.holder"}
 
 
 def test_a_job_that_ends_while_its_engine_is_stopped(server: Serving, traces: Path, tmp_path: Path) -> None:
     """The exit of the interpreter takes at most the timeout of a stop, and one log line names the
-    reason of the wait. The next driver keeps the recorded files under the run that has ended.
+    reason of the wait. The next driver stops the capture, and its trace stays in the engine's folder.
     """
     folder = traces / "engine-1"
     core = server.find(b"EngineCore")
@@ -317,10 +323,10 @@ def test_a_job_that_ends_while_its_engine_is_stopped(server: Serving, traces: Pa
     window = make_window(tmp_path / "after", trace_dir=folder)
     (artifact,) = record(after, window, lambda: server.generate(4)).artifacts
     assert len(Trace.of(window, artifact).forward) == 4
-    (entry,) = read_entries(tmp_path)
-    assert entry["status"] == "partial"
-    assert len(Trace.named(tmp_path, entry["artifacts"][0]).forward) == 3
-    assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner"}
+    (left,) = folder.glob("step-2.*/*.pt.trace.json.gz")
+    assert len(Trace.left(left).forward) == 3
+    shutil.rmtree(left.parent)
+    assert {path.name for path in folder.iterdir()} == {"current", "idle", ".owner", ".capture.holder"}
 
 
 def test_the_users_own_profile_is_left_alone(server: Serving, traces: Path, tmp_path: Path) -> None:

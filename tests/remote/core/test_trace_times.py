@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from stepprof.remote.base import Clock
-from stepprof.remote.core.trace_times import overrun_seconds, write_seconds
+from stepprof.remote.core.trace_times import overrun_seconds, shortfall, write_seconds
 from stepprof.run.model import Artifact
 
 HERE = Clock("here", 0, 0, "same-host")
@@ -55,3 +55,42 @@ class TestWriting:
         """Of several traces the longest time of writing counts, because the stop waits for all workers."""
         both = [trace(SECOND, 2 * SECOND), trace(2 * SECOND, 5 * SECOND), trace(None, None)]
         assert write_seconds(both, HERE) == 3.0
+
+
+class TestCovering:
+    HERE = Clock("here", 0, 0, "same-host")
+    SECOND = 10**9
+
+    @pytest.mark.parametrize(
+        ("began", "ended", "clock", "words"),
+        [
+            (9, 21, HERE, None),
+            (9, 20, HERE, None),
+            (12, 21, HERE, "began the capture that was returned, 2 s after"),
+            (9, 15, HERE, "ended the capture 5 s before"),
+            (2, 5, HERE, "ended the capture 15 s before"),
+            (12, 23, Clock("there", 2 * SECOND, 0, "ping-pong"), None),
+            (9, 21, Clock("there", -2 * SECOND, 0, "ping-pong"), "began the capture"),
+            (12, 21, Clock("there", 0, 3 * SECOND, "http-date"), None),
+            (12, 15, None, None),
+            (None, 15, HERE, None),
+        ],
+    )
+    def test_a_window_from_10_to_20(
+        self, began: int | None, ended: int, clock: Clock | None, words: str | None
+    ) -> None:
+        """A trace that does not cover the window has a reason. The comparison uses the engine's clock and
+        its error, and makes no statement without a clock.
+        """
+        began_ns = None if began is None else began * self.SECOND
+        artifact = Artifact("a", "trace", 1, ended_ns=ended * self.SECOND, began_ns=began_ns)
+        found = shortfall([artifact], 10 * self.SECOND, 20 * self.SECOND, clock)
+        assert (found is None) is (words is None)
+        assert words is None or words in str(found)
+
+    def test_a_begin_that_is_not_compared_is_not_short(self) -> None:
+        """If the begin of the window is not compared, as for a capture with a delay, the trace is not
+        short.
+        """
+        artifact = Artifact("a", "trace", 1, ended_ns=21 * self.SECOND, began_ns=15 * self.SECOND)
+        assert shortfall([artifact], None, 20 * self.SECOND, self.HERE) is None

@@ -16,7 +16,7 @@ import stepprof
 from stepprof.errors import ConfigError
 from stepprof.remote.attach import check_options
 from stepprof.remote.base import EngineFailure
-from stepprof.remote.core import inherited_captures
+from stepprof.remote.core import late_files
 
 
 @pytest.fixture
@@ -365,8 +365,8 @@ class TestTrouble:
         """The search for files of a dead engine exceeds the stop timeout. Its entry still has the known
         outcome and is not pending.
         """
-        look = inherited_captures.left_there
-        monkeypatch.setattr(inherited_captures, "left_there", lambda window: time.sleep(0.5) or look(window))
+        look = late_files.left_there
+        monkeypatch.setattr(late_files, "left_there", lambda window: time.sleep(0.5) or look(window))
         session = recording(engine_stop_timeout_seconds=0.1)
         stepprof.attach(engine(failing={"stop": dead()}))
         with stepprof.profile_step(2, role="rollout"):

@@ -219,47 +219,29 @@ class TestStart:
             run(again.abort())
             assert posts(server) == ["/start_profile", "/stop_profile"] * 2
 
-    def test_a_dead_drivers_capture_is_stopped_first(self, shared: Callable[..., EngineWindow]) -> None:
-        """When the next driver arms, the dead driver's capture has ended, and its files are in the
-        manifest of its own step.
-        """
-        with vllm() as (server, driver):
-            window = shared()
-            run(driver.arm(window))
-            run(driver.start(window))
-            assert window.trace_dir is not None
-            write_trace(window.trace_dir / "current" / f"rank0.{STAMP}.pt.trace.json.gz")
-            driver.retire()
-            again = VllmDriver.of_server(Client(server.url))
-            run(again.arm(shared(step=3)))
-            assert posts(server) == ["/start_profile"]  # the files are there, so no stop is sent
-            (entry,) = entries(window)
-            assert (entry["status"], entry["artifacts"][0]["path"]) == (
-                "partial",
-                "rollout/replica-0/rank-0.trace.json.gz",
-            )
-            run(again.start(shared(step=3)))
-            run(again.abort())
-            assert posts(server) == ["/start_profile", "/start_profile", "/stop_profile"]
-
     @pytest.mark.parametrize("folder", [True, False])
-    def test_a_dead_driver_without_files(
+    def test_a_dead_drivers_capture_is_stopped_first(
         self, shared: Callable[..., EngineWindow], window: EngineWindow, folder: bool
     ) -> None:
-        """The arm of the next driver stops the engine. The old window stays lost, and its entry says why
-        there is no trace.
-        """
+        """The next driver stops a dead driver's capture before its own start. The files of the capture stay where they are."""
         with vllm() as (server, driver):
-            made = shared() if folder else window
-            run(driver.arm(made))
-            run(driver.start(made))
+            first, second = (shared(), shared(step=3)) if folder else (window, window)
+            run(driver.arm(first))
+            run(driver.start(first))
+            if first.trace_dir is not None:
+                left = (first.trace_dir / "current").resolve() / f"rank0.{STAMP}.pt.trace.json.gz"
+                write_trace(left)
             driver.retire()
             again = VllmDriver.of_server(Client(server.url))
-            run(again.arm(made))
-            assert posts(server) == ["/start_profile", "/stop_profile"]
-            (entry,) = entries(made)
-            assert entry["status"] == "lost"
-            assert ("left no trace" if folder else "its traces are on") in entry["error"]
+            run(again.arm(second))
+            run(again.start(second))
+            assert posts(server) == ["/start_profile", "/stop_profile", "/start_profile"]
+            assert "has left the engine" in str(refusal(driver.stop(first)))  # late, and no longer its own
+            run(driver.abort())
+            assert posts(server) == ["/start_profile", "/stop_profile", "/start_profile"]
+            run(again.abort())
+            assert not (first.folder / "manifest").exists()
+            assert first.trace_dir is None or left.exists()
 
     @pytest.mark.parametrize(
         ("answer", "health", "owes", "words"),

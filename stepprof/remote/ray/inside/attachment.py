@@ -16,7 +16,6 @@ from stepprof.errors import ConfigError
 from stepprof.interrupts import ours
 from stepprof.log import logger
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
-from stepprof.remote.core.inherited_captures import keep
 from stepprof.remote.core.lease import watch
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.ray.inside.find_engine import locate, only_engine, same_url, shown
@@ -35,10 +34,6 @@ GONE = "the process that drives this one has ended"
 
 EXPORT_SECONDS = 120.0
 """How long the exports of an actor may take after its driver has ended."""
-
-NO_STOP = (
-    "the process that drives the actor did not stop it: that process has ended, or max_seconds were exceeded"
-)
 
 GRACE_SECONDS = 30.0
 """How much longer than its limit an engine's capture may run without a stop: the process that started it has ended."""
@@ -321,7 +316,7 @@ class Guest:
             self._forgotten = None
 
     def retire(self) -> None:
-        """Leave an engine to the next attachment, which ends anything still open."""
+        """Leave an engine to the next attachment, which stops anything still open."""
         if self._engine is not None:
             self._engine.retire()
 
@@ -331,8 +326,7 @@ class Guest:
         )
         with self.turn:
             try:
-                report = self.stop(window)
-                keep(self._local(window), report.stopped, NO_STOP, window.owner)
+                self.stop(window)
             except ours(Exception) as error:  # a plug-in may raise anything; the result is not awaited
                 logger.warning("capture.stop_failed", step=window.window.step, reason=describe_error(error))
 
