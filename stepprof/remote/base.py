@@ -69,7 +69,7 @@ class Clock:
     offset_ns: int
     error_ns: int
     method: str
-    """``same-host``, ``ping-pong`` or ``http-date``."""
+    """``same-host``, ``ping-pong`` or ``calls``."""
     boot_id: str | None = None
     """The boot of the machine with that clock, if known: two machines may have one host name."""
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from stepprof.remote.base import Clock
 from stepprof.remote.core.engine_files import user_of_server
 from stepprof.remote.core.ownership import FilePlace, MemoryPlace, place_next_to_the_runs
-from stepprof.remote.http.clock import clock
 from stepprof.remote.loop import in_thread
 from stepprof.remote.nsys import Started, this_process
 from stepprof.remote.nsys_server import NsysServer
@@ -68,8 +67,8 @@ class ServerProcess:
         return await in_thread(user_of_server, self._client.address.port) if self.same_host else None
 
     async def clock(self) -> Clock | None:
-        """Compare its clock with that of this host by the dates of HTTP."""
-        return await clock(self._client)
+        """Return the clock of this host if the server is here; None: its first trace shows its clock (`stepprof.remote.core.trace_times`)."""
+        return Clock(socket.gethostname(), 0, 0, "same-host") if self.same_host else None
 
     async def nsys(self, window: EngineWindow) -> Started:
         """Return how it was started under nsys."""

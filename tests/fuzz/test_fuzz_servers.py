@@ -24,7 +24,7 @@ from fuzz.hostile import CANARY, KINDS, USER, Routes
 from stepprof.config.options.engine import EngineOptions
 from stepprof.redaction.messages import hide
 from stepprof.remote.base import EngineFailure, EngineWindow
-from stepprof.remote.http import client, clock, kind
+from stepprof.remote.http import client, kind
 from stepprof.run.model import Window
 
 CASES = int(os.environ.get("FUZZ_SERVERS", "100"))
@@ -73,7 +73,6 @@ def short(monkeypatch, tmp_path):
 
     monkeypatch.setattr(client.Client, "request", request)
     monkeypatch.setattr(kind, "_known", {})
-    monkeypatch.setattr(clock, "_WAIT_SECONDS", 0.02)
     monkeypatch.chdir(tmp_path)
 
 

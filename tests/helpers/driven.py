@@ -26,12 +26,14 @@ import pytest
 import stepprof
 from stepprof.config.options.engine import EngineOptions
 from stepprof.host.process_identity import writer_identity
-from stepprof.remote.base import EngineDriver, EngineFailure, EngineWindow, Stopped
+from stepprof.remote.base import Clock, EngineDriver, EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core.lease import Lease
+from stepprof.remote.core.trace_times import by_calls
 from stepprof.remote.loop import remote_loop
 from stepprof.remote.ray.inside.entry import serve
 from stepprof.remote.ray.inside.messages import Attachment
 from stepprof.run.model import Window
+from stepprof.run.schema import EngineEntry
 
 T = TypeVar("T", bound="EngineTrace")
 
@@ -83,6 +85,19 @@ def record(driver: EngineDriver, window: EngineWindow, body: Callable[[], object
     body()
     stopped: Stopped = on_remote(driver.stop(window))
     return stopped
+
+
+def clock_by_calls(driver: EngineDriver, window: EngineWindow, body: Callable[[], object]) -> Clock | None:
+    """Record one window, and return the clock of the engine that its calls and traces show."""
+    on_remote(driver.arm(window))
+    sent = time.time_ns()
+    on_remote(driver.start(window))
+    answered = time.time_ns()
+    body()
+    ended = time.time_ns()
+    stopped: Stopped = on_remote(driver.stop(window))
+    entry = EngineEntry(start_unix_ns=answered, end_unix_ns=ended, start_seconds=(answered - sent) / 1e9)
+    return by_calls(window, stopped, entry, "there", time.time_ns())
 
 
 def begin(folder: Path, **config: Any) -> stepprof.Session:

@@ -492,7 +492,7 @@ def _sources(ranks, engines, per_host):
                     "lost" if lost else "complete",
                     0 if lost else 920_114,
                     None if lost else 41_000_000,
-                    "http-date",
+                    "calls",
                     1_200_000,
                     184_000,
                 )

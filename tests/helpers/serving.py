@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 
 @contextmanager
-def serving(routes, *, host="127.0.0.1", tls=None, date=True):
+def serving(routes, *, host="127.0.0.1", tls=None):
     """Serve during the block.
 
     `routes` maps ``"GET /path"`` or ``"/path"`` to the answer: a status, JSON, (status, JSON),
@@ -54,9 +54,6 @@ def serving(routes, *, host="127.0.0.1", tls=None, date=True):
             self.wfile.write(data)
 
         do_GET = do_POST = answer  # noqa: N815
-
-        def date_time_string(self, timestamp=None):
-            return super().date_time_string(timestamp) if date is True else date() if callable(date) else ""
 
         def log_message(self, *_):
             pass

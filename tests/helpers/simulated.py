@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-from dataclasses import dataclass, field
+import time
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -27,7 +28,8 @@ EVENTS = [{"name": "step", "ph": "X", "ts": 1, "dur": 2, "pid": 1, "tid": 1}]
 @dataclass(eq=False)
 class Simulated:
     """An engine. ``delays`` are seconds per verb. ``hold`` delays the answer to a verb until its
-    event is set. ``failing`` has the error that a verb raises.
+    event is set. ``failing`` has the error that a verb raises. ``ahead`` are the seconds of its clock
+    before this one, which only its traces show.
     """
 
     name: str = "simulated"
@@ -41,6 +43,7 @@ class Simulated:
     workers: int | None = None
     writes: bool = True
     later: object = None
+    ahead: float | None = None
     calls: list = field(default_factory=list)
     violations: list = field(default_factory=list)
     windows: list = field(default_factory=list)
@@ -98,11 +101,13 @@ class Driver(EngineDriver):
             self.engine.violations.append("start while running")
         await self._do("start")
         self._running = True
+        self._began_ns = time.time_ns()
         self.engine.windows.append(window)
 
     async def stop(self, window):
         if not self._running:
             self.engine.violations.append("stop while not running")
+        ended_ns = time.time_ns()
         try:
             await self._do("stop")
         finally:
@@ -118,7 +123,11 @@ class Driver(EngineDriver):
             )
         )
         size = path.stat().st_size
-        return Stopped([Artifact(f"{window.stem}/{path.name}", "trace", size, len(EVENTS))])
+        artifact = Artifact(f"{window.stem}/{path.name}", "trace", size, len(EVENTS))
+        if self.engine.ahead is not None:
+            began, ended = (int(at + self.engine.ahead * 1e9) for at in (self._began_ns, ended_ns))
+            artifact = replace(artifact, began_ns=began, ended_ns=ended)
+        return Stopped([artifact])
 
     async def abort(self):
         await self._do("abort")
@@ -128,6 +137,8 @@ class Driver(EngineDriver):
         failure = self.engine.failing.get("clock")
         if failure is not None:
             raise failure
+        if self.engine.ahead is not None:
+            return None
         return Clock("here", 0, 0, "same-host")
 
 

@@ -419,7 +419,7 @@ class TestLateStop:
 
     def test_a_clock_that_is_too_coarse_to_cut_by(self, late, capsys):
         """If the error of the clock is 1 s, the report has no rollout figures and says why."""
-        clock = {"host": "node-0", "offset_ns": 3, "error_ns": 1_000_000_000, "method": "http-date"}
+        clock = {"host": "node-0", "offset_ns": 3, "error_ns": 1_000_000_000, "method": "calls"}
         run = late(host="node-0", clocks=[clock])
         assert main(["report", str(run.path), "--json"]) == 0
         report = json.loads(capsys.readouterr().out)

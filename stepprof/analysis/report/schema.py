@@ -37,7 +37,7 @@ class SourceInfo(msgspec.Struct, frozen=True):
     bytes: int | None
     """Size of the file."""
     alignment: str
-    """How its clock was placed on the common one: ``reference`` (it is that clock), ``same-host``, ``kernel`` (another wall clock of a machine, compared by its kernel's clock), ``ping-pong``, ``http-date``, ``collectives``, ``shared`` (collectives end together on one clock), ``assumed`` (by ``--assume-offset``), ``unmeasured`` (never compared)."""
+    """How its clock was placed on the common one: ``reference`` (it is that clock), ``same-host``, ``kernel`` (another wall clock of a machine, compared by its kernel's clock), ``ping-pong``, ``calls`` (by the calls that an engine was started and stopped with), ``collectives``, ``shared`` (collectives end together on one clock), ``assumed`` (by ``--assume-offset``), ``unmeasured`` (never compared)."""
     offset_ns: int
     """What was subtracted from its times."""
     error_ns: int | None

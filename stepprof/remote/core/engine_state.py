@@ -131,6 +131,14 @@ class EngineState:
         if clock is not None and (self.clock is None or clock.error_ns <= self.clock.error_ns):
             self.clock = clock
 
+    def note_calls(self, clock: Clock | None) -> None:
+        """Use the clock that the calls of a capture show, unless a better one is known."""
+        known = self.clock
+        if clock is not None and (
+            known is None or (known.method == clock.method and clock.error_ns <= known.error_ns)
+        ):
+            self.clock = clock
+
     def note_health(self, error: BaseException | None) -> None:
         """Note the health after a call; None: it has succeeded."""
         if error is None:

@@ -21,7 +21,7 @@ from stepprof.remote.core.engine_state import EngineState
 from stepprof.remote.core.event import passed
 from stepprof.remote.core.late_files import naming
 from stepprof.remote.core.late_reports import Awaiting
-from stepprof.remote.core.trace_times import LATE_SECONDS, lacking, overrun_seconds, write_seconds
+from stepprof.remote.core.trace_times import LATE_SECONDS, by_calls, lacking, overrun_seconds, write_seconds
 from stepprof.run.manifest_writer import as_entries, describe_error
 from stepprof.run.reasons import ReasonCode
 
@@ -187,8 +187,11 @@ class EngineTarget(EngineState):
             stopped = await self.driver.stop(window)
         finally:
             recording.entry.stop_seconds = round(real_time.perf_counter() - began, 6)
+        answered_ns = real_time.time_ns()
         await self.compare_clocks()
         entry = recording.entry
+        if recording.begun_ns is None and self.driver.host is not None:
+            self.note_calls(by_calls(window, stopped, entry, self.driver.host, answered_ns))
         lacks = None if self.is_rank else lacking(window, stopped, entry, self.clock)
         partial = recording.late or stopped.partial or lacks
         overrun = overrun_seconds(entry.end_unix_ns, stopped.artifacts, self.clock)

@@ -88,9 +88,13 @@ class Entries:
 
     def write_soon(self, targets: Iterable[EngineTarget] = ()) -> None:
         """Write on another thread, with the current clocks; a window that reached no engine leaves nothing."""
-        self.fragment.clocks = _clocks(targets) or self.fragment.clocks
+        self.note_clocks(targets)
         if self.fragment.engines:
             self.fragment.save()
+
+    def note_clocks(self, targets: Iterable[EngineTarget]) -> None:
+        """Use the current clocks for all further writes."""
+        self.fragment.clocks = _clocks(targets) or self.fragment.clocks
 
     def save_later(self) -> None:
         """Write in a moment: many engines answer at once, and writing delays the handling of the others."""

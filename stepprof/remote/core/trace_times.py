@@ -1,4 +1,4 @@
-"""Compare the times of an engine's traces with its window: what they lack, how long it recorded on, and how long it wrote.
+"""Compare the times of an engine's traces with its window: its clock, what they lack, how long it recorded on, and how long it wrote.
 
 Traces may lack a part because another process started or stopped the capture that they come from.
 """
@@ -8,14 +8,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from stepprof.remote.base import Clock
 from stepprof.run.model import Artifact
 
 if TYPE_CHECKING:
-    from stepprof.remote.base import Clock, EngineWindow, Stopped
+    from stepprof.remote.base import EngineWindow, Stopped
     from stepprof.run.schema import EngineEntry
 
 SLACK_NS = 200_000_000
 """Allowance for the difference between a trace's times and the wall clock, and for drift within a step."""
+
+TRACE_NS = 5_000_000
+"""The largest error of a trace's times on its own host's clock, as far as `by_calls` relies on them."""
+
+
+def by_calls(
+    window: EngineWindow, stopped: Stopped, entry: EngineEntry, host: str, answered_ns: int
+) -> Clock | None:
+    """Return an engine's clock as its traces and the two calls of their window bound it.
+
+    The engine began to record between the start's request and its answer, and ended between the stop's request and its answer.
+    `answered_ns` is when the stop was answered. None: the traces do not state their times, or no offset fits all, as when another process began or ended the capture.
+    """
+    if entry.start_unix_ns is None or entry.end_unix_ns is None or stopped.partial:
+        return None
+    sent = entry.start_unix_ns - int((entry.start_seconds or 0) * 1e9)
+    low, high = [], []
+    for artifact in stopped.artifacts:
+        if artifact.began_ns is None or artifact.ended_ns is None:
+            continue
+        high.append(artifact.began_ns - sent)
+        low.append(artifact.ended_ns - answered_ns)
+        if not (window.options.by_stage or window.options.delay_iterations):
+            low.append(artifact.began_ns - entry.start_unix_ns)
+        if stopped.capped_by is None and not window.options.by_stage:
+            high.append(artifact.ended_ns - entry.end_unix_ns)
+    if not low:
+        return None
+    least, most = max(low) - TRACE_NS, min(high) + TRACE_NS
+    return Clock(host, (least + most) // 2, (most - least + 1) // 2, "calls") if least <= most else None
 
 
 def lacking(window: EngineWindow, stopped: Stopped, entry: EngineEntry, clock: Clock | None) -> str | None:

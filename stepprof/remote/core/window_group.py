@@ -262,6 +262,8 @@ class Bracket:
 
     def _answered(self) -> None:
         self._unanswered -= 1
+        if not self._unanswered:  # an answer that is written later may have brought a clock
+            self._members.entries.note_clocks(target for target, _ in self._members.recordings)
         self._forget_if_over()
 
     def _forget_if_over(self) -> None:

@@ -26,7 +26,6 @@ from stepprof.interrupts import ours
 from stepprof.redaction.messages import hide, quoted
 from stepprof.remote.base import EngineFailure, Health
 from stepprof.remote.http.address import PORTS, Address
-from stepprof.remote.http.offset_bounds import Bounds
 from stepprof.remote.http.reply import MOST_BYTES, FinalResponse, Reply, read_body
 from stepprof.remote.http.wire import HEAD_BYTES, Place, Wire, addresses, dial
 from stepprof.remote.loop import in_thread
@@ -87,8 +86,6 @@ class Client:
         hide(self._api_key, self._admin_key, password, self.address.credentials)
         self.same_host: bool | None = None
         """Whether the server is on this host; None before the first answer."""
-        self.bounds = Bounds()
-        """The bounds of its clock's offset, by the answers so far."""
 
     def __repr__(self) -> str:
         return f"<Client {self.name}>"
@@ -139,7 +136,6 @@ class Client:
             reply = await in_thread(self._request, asked, places)
         if self.same_host is None:
             self.same_host = reply.same_host
-        self.bounds.note_date(reply)
         return reply
 
     def failure(self, reply: Reply, doing: str, health: Health = "unknown") -> EngineFailure:
@@ -179,16 +175,14 @@ class Client:
         same_host = sock.getsockname()[0] == sock.getpeername()[0]
         wire = Wire(sock, asked.deadline)
         connection = self._connected(wire)
-        sent = real_time.time_ns()
         body = None if asked.content is None else json.dumps(asked.content).encode()
         headers = self._headers(asked, has_body=body is not None)
         connection.request(asked.method, asked.target, body, headers)
         with closing(connection.getresponse()) as response:
-            received = real_time.time_ns()
             wire.allowance = 2 * MOST_BYTES + HEAD_BYTES  # also counts the sizes of chunks, and trailers
             data = read_body(response)
         said = {name.lower(): value for name, value in response.getheaders()}
-        return Reply(response.status, data, said, sent, received, same_host)
+        return Reply(response.status, data, said, same_host)
 
     def _connected(self, wire: Wire) -> http.client.HTTPConnection:
         """Return an HTTP connection over an open socket."""

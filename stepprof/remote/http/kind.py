@@ -18,7 +18,6 @@ from stepprof.errors import ConfigError
 from stepprof.log import logger
 from stepprof.remote.base import EngineDriver, EngineFailure
 from stepprof.remote.http.client import Client
-from stepprof.remote.http.clock import clock
 from stepprof.remote.http.reply import Reply
 from stepprof.remote.http.workers import Choice, Hosts
 from stepprof.remote.kinds import check_options
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
     from stepprof.remote.base import Clock, EngineWindow, Stopped
 
-__all__ = ["Client", "HttpKind", "HttpServer", "Reply", "clock", "expand", "identify"]
+__all__ = ["Client", "HttpKind", "HttpServer", "Reply", "expand", "identify"]
 
 ROUTER = "sglang-router"
 SERVERS = {
@@ -211,8 +210,8 @@ class HttpServer(EngineDriver):
             self._driver.retire()
 
     async def clock(self) -> Clock | None:
-        """Compare its clock with ours."""
-        return await (clock(self._client) if self._driver is None else self._driver.clock())
+        """Return the clock of this host if the server is here; None: not known."""
+        return None if self._driver is None else await self._driver.clock()
 
     async def _identified(self) -> str:
         if self._stated is None and (self._doubted or self.key not in _known):

@@ -20,14 +20,12 @@ _SHOWN = 300
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """A server's answer, and when it arrived, by our clock."""
+    """A server's answer."""
 
     status: int
     body: bytes = field(repr=False)
     headers: Mapping[str, str] = field(repr=False)
     """Names in lower case."""
-    sent_unix_ns: int
-    received_unix_ns: int
     same_host: bool
     """Whether both ends of the connection have one address. A tunnel to another host may have that too."""
 

@@ -253,7 +253,7 @@ class TestOf:
 
     def test_window_times_are_on_the_common_clock(self):
         """The driver and the engine have different offsets from the common clock."""
-        driver, other = Alignment("ping-pong", 5, 20), Alignment("http-date", -7, 100)
+        driver, other = Alignment("ping-pong", 5, 20), Alignment("calls", -7, 100)
         placed = CaptureWindow(100, 200, 90, 300).placed(driver, other)
         assert placed == CaptureWindow(95, 195, 85, 295, 120)
         assert (

@@ -39,12 +39,12 @@ class TestClocks:
         of where the sources are.
         """
         clocks = Clocks.of(
-            [compared("b"), compared("driver", ("b", 3_000, 10, "ping-pong"), ("c", -7, 2, "http-date"))],
+            [compared("b"), compared("driver", ("b", 3_000, 10, "ping-pong"), ("c", -7, 2, "calls"))],
             [of("b"), of("b"), of("c")],
         )
         assert clocks.alignment(of("driver")) == Alignment("reference", 0, 0)
         assert clocks.alignment(of("b")) == Alignment("ping-pong", 3_000, 10)
-        assert clocks.alignment(of("c")) == Alignment("http-date", -7, 2)
+        assert clocks.alignment(of("c")) == Alignment("calls", -7, 2)
 
     def test_clocks_that_were_never_compared_have_an_unknown_error(self):
         """Without a comparison, the clock of most sources is the common one, and the error of
@@ -62,9 +62,7 @@ class TestClocks:
         """
         clocks = Clocks.of(
             [
-                compared(
-                    "a", ("b", 100, 5, "ping-pong"), ("c", 300, 500, "http-date"), ("e", 1, 1, "ping-pong")
-                ),
+                compared("a", ("b", 100, 5, "ping-pong"), ("c", 300, 500, "calls"), ("e", 1, 1, "ping-pong")),
                 compared("b", ("c", 50, 7, "ping-pong")),
                 compared("d", ("c", 3, 1, "ping-pong")),
             ]
@@ -225,15 +223,15 @@ class TestClocks:
         )
         assert known.alignment(of("box", "x")) == Alignment("reference")
         assert known.alignment(of("box", "y")) == Alignment("ping-pong", 9_000, 3)
-        unknown = Clocks.of([compared("box", ("box", 9_000, 3, "http-date"), boot="x")])
-        assert unknown.alignment(of("box"), "of-box") == Alignment("http-date", 9_000, 3)
+        unknown = Clocks.of([compared("box", ("box", 9_000, 3, "calls"), boot="x")])
+        assert unknown.alignment(of("box"), "of-box") == Alignment("calls", 9_000, 3)
         assert unknown.alignment(of("box", "x")) == Alignment("reference")
 
     def test_a_comparison_that_several_machines_may_be_meant_by(self):
         """Two machines have the compared name, so the comparison is omitted and a finding says so."""
         clocks = Clocks.of(
             [
-                compared("a", ("box", 9_000, 3, "http-date")),
+                compared("a", ("box", 9_000, 3, "calls")),
                 compared("box", boot="x", fragment="1"),
                 compared("box", boot="y", fragment="2"),
             ]

@@ -16,7 +16,16 @@ from typing import Any
 
 import pytest
 import sglang_tiny
-from driven import begin, end_beside_a_stopped_engine, make_window, on_remote, read_entries, record, running
+from driven import (
+    begin,
+    clock_by_calls,
+    end_beside_a_stopped_engine,
+    make_window,
+    on_remote,
+    read_entries,
+    record,
+    running,
+)
 from holding import check_late, holding, reported, working_on
 from serving import serving
 from sglang_driven import Trace, described, forward_steps
@@ -189,6 +198,14 @@ class TestServer:
         on_remote(driver.arm(make_window(tmp_path)))
         clock = on_remote(driver.clock())
         assert (clock.offset_ns, clock.method) == (0, "same-host")
+
+    def test_the_clock_that_its_trace_shows(
+        self, server: Server, driver: SglangDriver, tmp_path: Path
+    ) -> None:
+        """The start, the stop and the trace bound the clock of a server: here it is that of this host."""
+        clock = clock_by_calls(driver, make_window(tmp_path), lambda: server.generate(3))
+        assert clock is not None
+        assert abs(clock.offset_ns) <= clock.error_ns
 
 
 class TestAnswers:

@@ -14,7 +14,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from driven import begin, end_beside_a_stopped_engine, make_window, on_remote, read_entries, record, running
+from driven import (
+    begin,
+    clock_by_calls,
+    end_beside_a_stopped_engine,
+    make_window,
+    on_remote,
+    read_entries,
+    record,
+    running,
+)
 from engineserver import EngineServer
 from vllm_driven import Trace
 
@@ -104,6 +113,13 @@ def test_a_server_in_development_mode_reports_its_folder(
     window = make_window(tmp_path)
     (artifact,) = record(driver, window, lambda: server.generate(3)).artifacts
     assert len(Trace.of(window, artifact).forward) == 3
+
+
+def test_the_clock_that_its_trace_shows(server: Serving, driver: VllmDriver, tmp_path: Path) -> None:
+    """The start, the stop and the trace bound the clock of a server: here it is that of this host."""
+    clock = clock_by_calls(driver, make_window(tmp_path), lambda: server.generate(3))
+    assert clock is not None
+    assert abs(clock.offset_ns) <= clock.error_ns
 
 
 def test_synchronous_windows_of_a_coroutine(server: Serving, tmp_path: Path) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
+from typing import Any
 
-from stepprof.remote.base import Clock
-from stepprof.remote.core.trace_times import overrun_seconds, shortfall, write_seconds
+import pytest
+from driven import make_window
+
+from stepprof.remote.base import Clock, Stopped
+from stepprof.remote.core.trace_times import TRACE_NS, by_calls, overrun_seconds, shortfall, write_seconds
 from stepprof.run.model import Artifact
+from stepprof.run.schema import EngineEntry
 
 HERE = Clock("here", 0, 0, "same-host")
 THERE = Clock("there", 5_000_000_000, 20_000_000, "ping-pong")
@@ -42,6 +47,73 @@ class TestOverrun:
         assert overrun_seconds(None, [trace(5)], HERE) is None
 
 
+class TestByCalls:
+    """A window whose start was sent at 9 s and answered at 10 s, and whose stop was sent at 20 s and answered at 23 s."""
+
+    @pytest.mark.parametrize(
+        ("traces", "more", "capped", "bounds"),
+        [
+            ([(9.5, 21)], {}, None, (-0.5, 0.5)),
+            ([(9.5, 21)], {}, "engine", (-0.5, 0.5)),
+            ([(9.5, 20.25)], {}, None, (-0.5, 0.25)),
+            ([(3609.5, 3621)], {}, None, (3599.5, 3600.5)),
+            ([(9.5, 21), (9.75, 21)], {}, None, (-0.25, 0.5)),
+            ([(12, 21)], {"delay_iterations": 4}, None, (-2, 1)),
+            ([(12, 21)], {"by_stage": True}, None, (-2, 3)),
+            ([(9.5, 12)], {}, "engine", (-0.5, 0.5)),
+            ([(12, 21)], {}, None, None),
+            ([(9.5, 15)], {}, None, None),
+            ([(9.5, 21), (19.5, 31)], {}, None, None),
+            ([(None, 21)], {}, None, None),
+            ([], {}, None, None),
+        ],
+    )
+    def test_the_offset_is_within_the_bounds(
+        self,
+        tmp_path: Path,
+        traces: list[tuple[float | None, float]],
+        more: dict[str, Any],
+        capped: Any,
+        bounds: tuple[float, float] | None,
+    ) -> None:
+        """The calls bound the offset. Nothing is stated if no offset fits: another process began or ended the capture, or workers have several clocks."""
+        files = [
+            Artifact(
+                "a",
+                "trace",
+                1,
+                began_ns=None if began is None else int(began * SECOND),
+                ended_ns=int(ended * SECOND),
+            )
+            for began, ended in traces
+        ]
+        entry = EngineEntry(
+            role="rollout",
+            occurrence=0,
+            start_unix_ns=10 * SECOND,
+            end_unix_ns=20 * SECOND,
+            start_seconds=1.0,
+        )
+        clock = by_calls(
+            make_window(tmp_path, **more), Stopped(files, capped_by=capped), entry, "there", 23 * SECOND
+        )
+        if bounds is None:
+            assert clock is None
+            return
+        least, most = bounds
+        assert clock is not None
+        assert (clock.host, clock.method) == ("there", "calls")
+        assert clock.offset_ns == pytest.approx((least + most) / 2 * SECOND, abs=2)
+        assert clock.error_ns == pytest.approx((most - least) / 2 * SECOND + TRACE_NS, abs=2)
+
+    def test_a_stop_that_brought_too_little(self, tmp_path: Path) -> None:
+        """A capture that another process may have ended shows no clock."""
+        artifact = Artifact("a", "trace", 1, began_ns=int(9.5 * SECOND), ended_ns=21 * SECOND)
+        entry = EngineEntry(role="rollout", occurrence=0, start_unix_ns=10 * SECOND, end_unix_ns=20 * SECOND)
+        stopped = Stopped([artifact], partial="it was stopped in the window")
+        assert by_calls(make_window(tmp_path), stopped, entry, "there", 23 * SECOND) is None
+
+
 class TestWriting:
     @pytest.mark.parametrize(
         ("written", "clock", "seconds"),
@@ -71,7 +143,7 @@ class TestCovering:
             (2, 5, HERE, "ended the capture 15 s before"),
             (12, 23, Clock("there", 2 * SECOND, 0, "ping-pong"), None),
             (9, 21, Clock("there", -2 * SECOND, 0, "ping-pong"), "began the capture"),
-            (12, 21, Clock("there", 0, 3 * SECOND, "http-date"), None),
+            (12, 21, Clock("there", 0, 3 * SECOND, "calls"), None),
             (12, 15, None, None),
             (None, 15, HERE, None),
         ],

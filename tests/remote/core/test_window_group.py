@@ -437,6 +437,19 @@ class TestTrouble:
             pass
         assert settled(session)[0].status == "complete"
 
+    @pytest.mark.parametrize("ahead", [-3600.0, 0.0, 7.25])
+    def test_a_clock_that_only_the_traces_show(self, recording, engine, ahead):
+        """If the clock cannot be compared, the calls of the window bound it by the times of its traces: the true offset is within the stated error."""
+        one, session = engine(ahead=ahead, delays={"start": 0.05, "stop": 0.05}), recording()
+        stepprof.attach(one)
+        with stepprof.profile_step(2, role="rollout"):
+            pass
+        assert settled(session)[0].status == "complete"
+        [file] = session.path.glob("step-000002/manifest/*-engines-*.json")
+        [clock] = [each for each in json.loads(file.read_text())["clocks"] if each["host"] == "here"]
+        assert clock["method"] == "calls"
+        assert abs(clock["offset_ns"] - ahead * 1e9) <= clock["error_ns"]
+
     def test_a_failed_compensating_stop_is_reported(self, recording, engine, log):
         """The failed abort is logged; the manifest has the failure of the start."""
         lost = EngineFailure("connection reset", "unreachable", owes_stop=True)

@@ -9,7 +9,6 @@ import inspect
 import json
 import socket
 import time
-from email.utils import formatdate
 from types import SimpleNamespace
 
 import pytest
@@ -20,11 +19,10 @@ import stepprof
 from stepprof.config.options.engine import EngineOptions
 from stepprof.errors import ConfigError
 from stepprof.remote.base import Clock, EngineDriver, EngineFailure, EngineWindow, Stopped
+from stepprof.remote.engine_process import ServerProcess
 from stepprof.remote.http import kind as http
 from stepprof.remote.http import workers
-from stepprof.remote.http.kind import Client, HttpKind, HttpServer, clock, expand, identify
-from stepprof.remote.http.offset_bounds import SECOND, Bounds
-from stepprof.remote.http.reply import Reply
+from stepprof.remote.http.kind import Client, HttpKind, HttpServer, expand, identify
 from stepprof.remote.ray.driver import ActorDriver
 from stepprof.remote.sglang.driver import SglangDriver
 from stepprof.remote.vllm.driver import VllmDriver
@@ -94,9 +92,6 @@ class Recorder(EngineDriver):
 
     async def abort(self):
         await self.ask("POST", "/stop_profile")
-
-    async def clock(self):
-        return await clock(self.client)
 
 
 class Other(Recorder):
@@ -236,7 +231,6 @@ class TestServer:
                 await driver.start(window)
                 assert await driver.stop(window) == Stopped()
             assert (driver.kind, driver.workers, driver.host) == ("vllm", 4, socket.gethostname())
-            assert (await driver.clock()).method == "same-host"
             paths = [asked.path for asked in server.asked]
             assert paths == ["/version", *["/health", "/start_profile", "/stop_profile"] * 2]
 
@@ -389,113 +383,17 @@ class TestServer:
 
 
 class TestClock:
-    async def test_the_clock_of_this_host_is_not_measured(self):
-        """A server on this host has the same clock, so no offset is measured."""
-        with serving({}) as server:
-            found = await clock(Client(server.url))
-        assert found == Clock(socket.gethostname(), 0, 0, "same-host")
-
-    @pytest.mark.parametrize("late", [2.6, 30.0])
-    async def test_a_date_that_is_late(self, late):
-        """A blocked event loop sends an old Date header. The server still counts as one of this host."""
-        routes = {"/v1/models": lambda _: {"data": [{"created": int(time.time())}]}}
-        with serving(routes, date=lambda: formatdate(time.time() - late, usegmt=True)) as server:
+    async def test_a_server_on_this_host(self):
+        """A server on this host has the clock of this host. That of any other server is not known before its first trace."""
+        with serving(VLLM) as server:
+            driver = HttpKind().connect(server.url)
+            assert await driver.clock() is None
+            await driver.expand()
             client = Client(server.url)
-            found = await clock(client)
-            assert (found.method, client.same_host) == ("same-host", True)
-            del routes["/v1/models"]
-            assert (await clock(Client(server.url))).method == "same-host"
-
-    def served(self, ahead, stale=0.9):
-        """Serve the header Date and the model's creation time from another clock, as uvicorn does."""
-        return serving(
-            {"/v1/models": lambda _: {"data": [{"id": "m", "created": int(time.time() + ahead)}]}},
-            date=lambda: formatdate(time.time() + ahead - stale, usegmt=True),
-        )
-
-    @pytest.mark.parametrize("ahead", [-7.25, 0.0, 3.6, 86_400.5])
-    async def test_a_clock_on_another_host(self, ahead):
-        """The true offset is always within the error, and the error becomes smaller with each measurement."""
-        with self.served(ahead) as server:
-            client = Client(server.url)
+            await client.request("GET", "/version")
+            assert await ServerProcess(client).clock() == Clock(socket.gethostname(), 0, 0, "same-host")
             client.same_host = False
-            errors = []
-            for _ in range(4):
-                found = await clock(client)
-                assert abs(found.offset_ns - ahead * 1e9) <= found.error_ns
-                errors.append(found.error_ns)
-            assert errors[0] <= 0.6e9
-            assert errors[-1] < 0.3e9
-            assert (found.method, found.host) == ("http-date", "127.0.0.1")
-
-    @pytest.mark.parametrize("ahead", [60.0, -60.0])
-    async def test_a_clock_behind_a_tunnel_is_measured(self, ahead):
-        """The connection ends on this host, but the clock differs too much to be this host's. Its offset
-        is measured.
-        """
-        with self.served(ahead) as server:
-            client = Client(server.url)
-            found = await clock(client)
-        assert found.method == "http-date"
-        assert abs(found.offset_ns - ahead * 1e9) <= found.error_ns
-        assert client.host == "127.0.0.1"
-
-    @pytest.mark.parametrize(
-        "routes",
-        [
-            {},
-            {"/v1/models": {"data": [{"created": 1_600_000_000}]}},
-            {"/v1/models": {"data": [{"created": "now"}]}},
-            {"/v1/models": {"data": [{"created": 10**400}]}},
-            {"/v1/models": {"data": {"created": 1}}},
-        ],
-    )
-    async def test_a_server_that_does_not_tell_the_time(self, routes):
-        """A Date header alone, or a creation time that is older than the answer, gives no offset."""
-        for date in (True, False, lambda: "noon"):
-            with serving(routes, date=date) as server:
-                client = Client(server.url)
-                client.same_host = False
-                assert await clock(client) is None
-
-    async def test_without_an_answer_there_is_no_offset(self):
-        """If the server does not return its time, no offset is stated."""
-        with serving({}) as server:
-            client = Client(server.url)
-            await client.request("GET", "/health")
-        client.same_host = False
-        assert await clock(client) is None
-
-    def reply(self, sent, received, date=None):
-        headers = {} if date is None else {"date": formatdate(date, usegmt=True)}
-        return Reply(200, b"", headers, sent, received, False)
-
-    def test_bounds(self):
-        """An answer in whole seconds bounds the offset by one second and the round trip. Further answers
-        narrow the bounds.
-        """
-        bounds = Bounds()
-        bounds.note(100, self.reply(100_200_000_000, 100_300_000_000))
-        assert (bounds.low, bounds.high) == (-300_000_000, 800_000_000)
-        bounds.note(101, self.reply(100_900_000_000, 100_950_000_000))
-        assert bounds.low == 50_000_000
-        assert bounds.high == pytest.approx(800_000_000, abs=100_000)
-        assert bounds.admit(400_000_000)
-        assert not bounds.admit(0)
-
-    def test_a_date_bounds_one_side(self):
-        """A Date header is a lower bound of the server's clock, however old it is."""
-        bounds = Bounds()
-        bounds.note_date(self.reply(100_200_000_000, 100_300_000_000, date=95))
-        assert (bounds.low, bounds.high, bounds.known) == (-5_300_000_000, None, False)
-        assert bounds.lag_ns == 4_200_000_000
-
-    def test_a_clock_that_was_set(self):
-        """A measurement that contradicts all earlier ones replaces them."""
-        bounds = Bounds()
-        bounds.note(100, self.reply(100_200_000_000, 100_300_000_000))
-        bounds.note(500, self.reply(101_200_000_000, 101_300_000_000))
-        assert bounds.low == 500 * SECOND - 101_300_000_000
+            assert await ServerProcess(client).clock() is None
 
 
 class TestSession:
