@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from stepprof.analysis.report.division import WORTH_SAYING, stated
+from stepprof.analysis.report.division import FORWARD_STEPS, WORTH_SAYING, stated
 from stepprof.analysis.report.other_tools import (
     in_words_of_torch,
     is_of_others,
@@ -143,7 +143,8 @@ def _where(report: Report) -> list[Finding]:
         for part in stated(report.parts, MOST_STATED)
     ]
     if is_of_others(report):
-        return [length_of_others(report, shown if is_divided or report.engines else ())]
+        is_divided |= any(part.name == FORWARD_STEPS for part in report.parts)
+        return [length_of_others(report, shown if is_divided else ())]
     if not report.path:
         return []
     took = f"the step took {three_digits(report.seconds)}"

@@ -17,7 +17,19 @@ MEMORY = "[memory]"
 ValuesOf = Callable[[Event], Iterator[tuple[str, float]]]
 _SIZE = b'"Bytes"'
 """What an allocation of torch 1.8 states alone: it has no sum."""
-_DEVICES = {0: "CPU", 1: "GPU", 6: "GPU", 12: "XPU", 13: "MPS", 15: "HPU", 19: "MTIA"}
+_DEVICES = {
+    0: "CPU",
+    1: "GPU",
+    6: "GPU",
+    8: "MAIA",
+    9: "XLA",
+    12: "XPU",
+    13: "MPS",
+    15: "HPU",
+    18: "IPU",
+    19: "MTIA",
+    20: "PrivateUse1",
+}
 """torch's numbers of devices (c10/core/DeviceType.h); 6 is a GPU of AMD."""
 
 
@@ -74,7 +86,7 @@ def series(event: Event) -> Iterator[tuple[str, float]]:
 def sums(event: Event) -> Iterator[tuple[str, float]]:
     """Yield what an allocation states: the sums so far, which are counters of each device."""
     allocation = _allocation.decode(event.args)
-    device = _DEVICES.get(allocation.kind, f"device {allocation.kind}")
+    device = _DEVICES.get(allocation.kind, f"type-{allocation.kind} device")
     of = device if allocation.kind == 0 else f"{device} {allocation.number}"
     if allocation.total is not None:
         yield f"memory allocated {of}", allocation.total

@@ -248,7 +248,17 @@ class TestHostOnly:
 
 
 class TestMemory:
-    @pytest.mark.parametrize(("kind", "device"), [(1, "GPU 0"), (6, "GPU 0"), (12, "XPU 0"), (19, "MTIA 0")])
+    @pytest.mark.parametrize(
+        ("kind", "device"),
+        [
+            (1, "GPU 0"),
+            (6, "GPU 0"),
+            (12, "XPU 0"),
+            (19, "MTIA 0"),
+            (20, "PrivateUse1 0"),
+            (7, "type-7 device 0"),
+        ],
+    )
     def test_the_device_has_its_name(self, reported: Reported, kind: int, device: str) -> None:
         """A GPU of AMD is a GPU."""
         report = reported([*capture(), allocation(kind, 4096, 20 * 2**20)])
