@@ -53,16 +53,19 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             continue
         peers = _peers(ledger.facts, part.process, part.role)
         peers = [label for label in peers if _comparable(ledger, part, label)]
-        others = {label: most[label][key] for label in peers if key in most[label]}
+        others = {label: most[label][key].total for label in peers if key in most[label]}
         if not peers or bool(others) != shared or part.process not in own:
             continue
-        mine = own[part.process][key]
+        mine = own[part.process][key].total
         middle, measure = _measure(mine, others)
         excess = mine - middle - _absorbed(ledger.facts, part)
         if excess < ledger.least * 1e9 or _is_in_collectives(ledger.facts, part):
             continue
         spent = share_of(part.when, excess / part.when.total)
-        without = {part.process: spent}
+        # some visits may be off the path
+        without = {
+            part.process: share_of(own[part.process][key] | part.when, excess / max(mine, part.when.total))
+        }
         also: list[str] = []
         waited = _waited(ledger, part)
         maybe = None if waited else _may_have_waited(ledger.facts, part)
@@ -174,7 +177,11 @@ def _on_path(ledger: Ledger, part: Part, without: Mapping[str, Intervals]) -> In
 
 
 def _takes_as_long(
-    ledger: Ledger, own: Mapping[str, Mapping[Key, int]], process: str, place: Key, others: Iterable[str]
+    ledger: Ledger,
+    own: Mapping[str, Mapping[Key, Intervals]],
+    process: str,
+    place: Key,
+    others: Iterable[str],
 ) -> bool:
     """Return whether one of some ranks works as long as a process in a place and the regions that both have in its role.
 
@@ -184,7 +191,7 @@ def _takes_as_long(
     for label in others:
         theirs = own[label]
         both = [key for key in mine.keys() & theirs.keys() if key[0] == place[0] and (key[1] or key == place)]
-        if sum(mine[key] - theirs[key] for key in both) < ledger.least * 1e9:
+        if sum(mine[key].total - theirs[key].total for key in both) < ledger.least * 1e9:
             return True
     return False
 
@@ -422,14 +429,14 @@ def _peers(facts: Facts, label: str, role: str | None) -> list[str]:
     ]
 
 
-def _own(ledger: Ledger, *, possible: bool = False) -> dict[str, dict[Key, int]]:
-    """Return for each process the nanoseconds of its own work in each region: no waits, no collectives, no profiler,
+def _own(ledger: Ledger, *, possible: bool = False) -> dict[str, dict[Key, Intervals]]:
+    """Return for each process when it did its own work in each region: no waits, no collectives, no profiler,
     and nothing that another finding explains.
 
     Where ranks leave a region together, an early one was not slow in it: it waited there, or all worked until a common time.
     `possible`: what was or may have been its work there counts too.
     """
-    found: dict[str, dict[Key, int]] = {}
+    found: dict[str, dict[Key, Intervals]] = {}
     for label, each in ledger.facts.timelines.items():
         parts: dict[Key, list[tuple[int, int]]] = defaultdict(list)
         for start, end, role, region in each.stretches:
@@ -438,5 +445,5 @@ def _own(ledger: Ledger, *, possible: bool = False) -> dict[str, dict[Key, int]]
         if possible:
             common = common - each.computing - Intervals.of(link[:2] for link in (*each.maybe, *each.apart))
         stood = _met(each) | common | each.held | ledger.explained.get(label, EMPTY)
-        found[label] = {key: (Intervals.of(pairs) - stood).total for key, pairs in parts.items()}
+        found[label] = {key: Intervals.of(pairs) - stood for key, pairs in parts.items()}
     return found
