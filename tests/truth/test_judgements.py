@@ -79,6 +79,8 @@ FOUND = {
     "a rank may have waited between the end of its capture and that of its region": 201974,
     "a thread that waits for its device need not wait for another rank": 202294,
     "a region with a collective is equally long in all ranks, also in other steps in which one is late": 203670,
+    "what a rank would not spend is in all its visits of a region, also those off the path": 204868,
+    "what the profiler holds up after the end of a process delays nothing": 204840,
     "a common end of one of several calls is a coincidence, also of ranks that compute": 30154,
 }
 

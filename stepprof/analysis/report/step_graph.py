@@ -158,16 +158,20 @@ class StepGraph:
     def _is_fixed(self, label: str, removed: Mapping[str, Intervals]) -> bool:
         """Return whether a process computed from the first of some removed time to its end: it waited for nothing.
 
-        If the profiler held it up for longer or less long than the others, that does not show when it would have ended
-        without recording.
+        If the profiler held it up for longer or less long than the others after it last met them, that does not show when it would have
+        ended without recording.
         """
         if not removed or label not in self.computing:
             return False
         begin, end = min(int(when.start[0]) for when in removed.values()), self.ends[label]
         rest = (Intervals.one(begin, end) - self.computing[label]).total if end > begin else 0
-        held = self.held.get(label, EMPTY).total
-        apart = max(abs(self.held.get(each, EMPTY).total - held) for each in removed)
+        held = self._held_alone(label)
+        apart = max(abs(self._held_alone(each) - held) for each in removed)
         return max(rest, apart) <= FIXED * max(when.total for when in removed.values())
+
+    def _held_alone(self, label: str) -> int:
+        """Return how long the profiler held a process up between its last known meeting and its end [ns]."""
+        return self.held.get(label, EMPTY).clip(self.met.get(label, self.start), self.ends[label]).total
 
     def replay(self, without: Mapping[str, Intervals]) -> dict[str, int]:
         """Return when each process would end in a step that is not recorded."""
