@@ -15,7 +15,7 @@ from stepprof.instrument.context import cell
 from stepprof.integrations.activation import attach
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.hooks import around, hooked, timed
-from stepprof.integrations.optimizer_steps import LeadingOptimizer, ManualSteps
+from stepprof.integrations.optimizer_steps import LeadingOptimizer, ManualSteps, report_steps
 from stepprof.integrations.training_loop import TrainingLoop, close_timer, open_timer
 
 REGIONS = {
@@ -101,7 +101,7 @@ class _FabricEvents:
     def on_before_backward(self) -> None:
         """Open the window of the first step, whose beginning Fabric does not report."""
         if not self._loop.is_claimed_elsewhere:
-            _watch_optimizers()
+            report_steps(_optimizer_stepped)
             _FabricEvents.latest = self
             self._has_backward = True
             self._loop.begin(self._finished + 1)
@@ -125,16 +125,9 @@ class _FabricEvents:
             self._loop.begin(self._finished + 1)
 
 
-@cache
-def _watch_optimizers() -> None:
-    """Have torch report each step of an optimizer from now on."""
-    torch_optimizers = importlib.import_module("torch.optim.optimizer")
-    torch_optimizers.register_optimizer_step_post_hook(_optimizer_stepped)
-
-
-def _optimizer_stepped(optimizer: Any, *_: object) -> None:
-    recorder, latest = cell.recorder, _FabricEvents.latest
-    if recorder is not None and latest is not None and not recorder.is_compiling():
+def _optimizer_stepped(optimizer: Any) -> None:
+    latest = _FabricEvents.latest
+    if latest is not None:
         latest.stepped(optimizer)
 
 

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import importlib
 import weakref
+from collections.abc import Callable
+from functools import cache
 from typing import Any
+
+from stepprof.instrument.context import cell
+
+
+@cache
+def report_steps(stepped: Callable[[Any], None]) -> None:
+    """Have torch report each step of an optimizer from now on, while there is a session."""
+
+    def report(optimizer: Any, *_: object) -> None:
+        recorder = cell.recorder
+        if recorder is not None and not recorder.is_compiling():
+            stepped(optimizer)
+
+    importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(report)
 
 
 class LeadingOptimizer:

@@ -178,11 +178,15 @@ for _ in range(8):
 torch.testing.assert_close(model.weight.detach(), before - 4 * 0.1)
 """
 ACCELERATE_GAN = """
-import torch
+import sys, torch
 from accelerate import Accelerator
 accelerator = Accelerator(cpu=True)
 model = torch.nn.Linear(4, 1)
-model, *both = accelerator.prepare(model, *(torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)))
+both = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+if sys.argv[1] == "raw":
+    model = accelerator.prepare(model)
+else:
+    model, *both = accelerator.prepare(model, *both)
 for optimizers in [both] * 4 + [both[1:]] * 5:
     for optimizer in optimizers:
         accelerator.backward(model(torch.ones(1, 4)).sum())
@@ -315,10 +319,12 @@ class TestFabric:
 
 
 class TestAccelerate:
-    def test_several_optimizers(self, job, tmp_path) -> None:
-        """With two optimizers in each batch a batch is a step."""
+    @pytest.mark.parametrize("prepared", ["whole", "raw"])
+    def test_several_optimizers(self, job, tmp_path, prepared) -> None:
+        """With two optimizers in each batch a batch is a step. The same holds for optimizers that the job does not pass to `prepare`."""
         job(
             ACCELERATE_GAN,
+            prepared,
             launcher=["-m", "stepprof", "run", "--backend", "null", "--output-dir", "runs", "--"],
         )
         assert numbers(tmp_path) == list(range(1, 11))
