@@ -229,30 +229,6 @@ def _groups_without_spans() -> list[Group]:
     ]
 
 
-def _groups_while_watching() -> list[Group]:
-    """Return groups for a process that watches itself. A call then also pays for the background
-    thread's share of the interpreter's lock.
-    """
-    groups = [
-        Group(
-            "with-block, watching itself",
-            _blocks()[:1],
-            {"with region(name)": Limit(1000, "value")},
-            "thread",
-        ),
-        Group(
-            "window with its span, watching itself, not selected",
-            _windows()[2:],
-            {"with profile_step(step, role), each step once": Limit(3000, "added")},
-            "thread",
-        ),
-    ]
-    return [
-        Group(group.name, [_settling(subject) for subject in group.subjects], group.limits, group.clock)
-        for group in groups
-    ]
-
-
 def _settling(subject: Subject) -> Subject:
     return Subject(
         subject.name,
@@ -277,7 +253,6 @@ def measure_calls(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
     sessions: list[tuple[dict[str, object], list[Group]]] = [
         ({"spans": False}, _groups_without_spans()),
         ({"spans": True}, _groups_with_session()),
-        ({"spans": True, "watch": {"enabled": True, "max_captures": 0}}, _groups_while_watching()),
     ]
     for options, under_session in sessions:
         with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:

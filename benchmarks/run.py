@@ -14,6 +14,7 @@ from benchmarks.devices import measure_regions
 from benchmarks.engine_windows import measure_engine_windows
 from benchmarks.fanout import measure_actors, measure_fanout
 from benchmarks.figures import Row
+from benchmarks.following import measure_following
 from benchmarks.gpu import measure_gpu
 from benchmarks.living import measure_living
 from benchmarks.memory import measure_memory
@@ -41,6 +42,7 @@ MEASUREMENTS: dict[str, Callable[[argparse.Namespace], Measured]] = {
     "fanout": lambda given: (measure_fanout(quick=given.quick), {}),
     "actors": lambda given: measure_actors(quick=given.quick),
     "engines": lambda given: measure_engine_windows(quick=given.quick),
+    "following": lambda given: (measure_following(quick=given.quick), {}),
     "gpu": lambda given: measure_gpu(quick=given.quick),
     "live": lambda given: (measure_living(quick=given.quick), {}),
     "merge": lambda given: measure_merging(quick=given.quick),

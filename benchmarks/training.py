@@ -1,4 +1,4 @@
-"""Measure real training loops of small steps, with stepprof on, watching itself, and nothing
+"""Measure real training loops of small steps, with stepprof on, and nothing
 selected, compared with the same loops without it.
 
 Blocks of steps alternate in one process: the plain loop, the same once more, and the loop with
@@ -55,11 +55,11 @@ def measure_training(*, quick: bool) -> tuple[list[Row], dict[str, str]]:
 
 
 def _measured(workload: Workload, rounds: int, steps: int) -> list[Row]:
-    group = f"a training loop of {workload.name}, watching itself, nothing selected"
+    group = f"a training loop of {workload.name}, nothing selected"
     bare, recorded = _loops(workload)
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as folder:
         stepprof.init(
-            {"output_dir": folder, "steps": "1000000000", "backend": "null", "watch": {"enabled": True}},
+            {"output_dir": folder, "steps": "1000000000", "backend": "null"},
             rank=0,
             world_size=1,
         )

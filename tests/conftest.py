@@ -52,9 +52,14 @@ MEASURED = tuple(
     f"tests/{name}"
     for name in (
         *("real/", "trial/", "doctor/", "backends/nsys/", "backends/test_composite", "backends/torch/"),
-        *("cli/commands/test_run.", "cli/commands/test_status", "cli/commands/test_open"),
+        *(
+            "cli/commands/test_run.",
+            "cli/commands/test_follow",
+            "cli/commands/test_status",
+            "cli/commands/test_open",
+        ),
         *("integrations/test_activation", "integrations/test_autoload", "integrations/test_training_loop"),
-        *("recording/evidence/", "recording/export/", "recording/post_step/", "recording/watch/"),
+        *("recording/evidence/", "recording/export/"),
         *("recording/test_interrupts", "recording/test_rank_discovery"),
     )
 )

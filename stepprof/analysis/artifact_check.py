@@ -191,6 +191,7 @@ class Kept:
     step: int
     windows: bool
     completed: bool
+    uploaded: bool
     artifacts: bool
 
 
@@ -231,10 +232,13 @@ def never_kept(run: Path, recorded: Sequence[Kept]) -> Iterator[str]:
     if any(status["condition"] not in _OVER for status in read_statuses(run)):
         return
     yield from _never_ran(run, config, recorded)
+    missing = [each.step for each in recorded if each.artifacts and not each.uploaded]
+    if isinstance(config.get("upload"), str) and missing:
+        yield f"upload is configured but step {_first(missing)} was never uploaded: `stepprof follow` does it"
     budget = config.get("keep_steps")
     there = sum(each.artifacts for each in recorded)
     if type(budget) is int and there > max(budget, 1):
-        yield f"keep_steps = {budget}, but the artifacts of {there} steps exist: no process deleted the oldest"
+        yield f"keep_steps = {budget}, but the artifacts of {there} steps exist: `stepprof follow` deletes the oldest"
 
 
 def _never_ran(run: Path, config: Mapping[str, Any], recorded: Sequence[Kept]) -> Iterator[str]:
@@ -242,11 +246,12 @@ def _never_ran(run: Path, config: Mapping[str, Any], recorded: Sequence[Kept]) -
         return
     if config.get("on_complete_when") == "run":
         if not any(path.name.startswith("on-complete") for path in (run / AFTER).glob("*.json")):
-            yield "on_complete is configured but never ran"
+            yield "on_complete is configured but never ran: `stepprof follow` runs it"
         return
     without = [each.step for each in recorded if each.windows and not each.completed]
     if without:
-        shown = ", ".join(map(str, without[:8])) + (
-            f" and {len(without) - 8} more" if len(without) > 8 else ""
-        )
-        yield f"on_complete is configured but never ran for step {shown}"
+        yield f"on_complete is configured but never ran for step {_first(without)}: `stepprof follow` runs it"
+
+
+def _first(steps: Sequence[int]) -> str:
+    return ", ".join(map(str, steps[:8])) + (f" and {len(steps) - 8} more" if len(steps) > 8 else "")

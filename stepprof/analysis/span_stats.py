@@ -8,12 +8,12 @@ from array import array
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from stepprof.config.selection import Ranks
 from stepprof.config.validators import nearest
 from stepprof.errors import ConfigError
-from stepprof.recording.watch.baseline import median_of
 from stepprof.run.layout import SPANS
 from stepprof.run.occurrence_spans import Portions, within
 from stepprof.run.outermost_spans import Outermost
@@ -81,7 +81,7 @@ class SpanTime:
         if self.kind in ("window", "region"):
             table |= {
                 "seconds": sum(self.seconds_of_each),
-                "median_seconds": median_of(self.seconds_of_each),
+                "median_seconds": median(self.seconds_of_each),
                 "longest_seconds": self.longest,
                 "longest_step": self.longest_step,
             }

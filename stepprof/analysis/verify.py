@@ -172,7 +172,9 @@ def _verify_step(path: Path, step: int, result: Verification) -> None:
     result.engines += len(engines)
     paths = [each["path"] for entry in [*windows, *engines] for each in entry["artifacts"]]
     there = any((folder / each).exists() for each in paths)
-    result.kept.append(Kept(step, bool(windows or engines), bool(manifest["completions"]), there))
+    result.kept.append(
+        Kept(step, bool(windows or engines), bool(manifest["completions"]), bool(manifest["uploads"]), there)
+    )
     for finding in manifest["findings"]:
         if finding["fragment"] == RUN_FILE:
             continue  # reported once, for the run

@@ -31,6 +31,7 @@ COMMANDS = {
     "ls": "list the runs, or the steps of a run",
     "show": "show a step: what was recorded, the files, the recording overhead, time per region",
     "status": "show the state of every rank and engine of a running job",
+    "follow": "next to a job: upload recordings, run a command, delete old artifacts",
     "trigger": "ask a running job to record a step",
     "spans": "show the time of windows and regions in every step; write them as a timeline",
     "check": "check every artifact against the manifests; fail if one is missing or damaged",

@@ -54,7 +54,7 @@ def _row(row: Sequence[Mapping[str, Any]]) -> list[Any]:
     first = row[0]
     over = first["condition"] != LIVE
     ages = [status["age_seconds"] if over else status["state_seconds"] for status in row]
-    exports = [len(status["pending_exports"] or ()) + (status["pending_uploads"] or 0) for status in row]
+    exports = [len(status["pending_exports"] or ()) for status in row]
     return [
         ranges((status["file"] if status["rank"] is None else status["rank"] for status in row), RANGES),
         one_or_count((status["host"] for status in row), "host"),

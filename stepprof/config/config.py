@@ -122,21 +122,21 @@ class Config:
     strict: bool = False
     """Raise instead of logging and going on; for tests and CI."""
     on_complete: str | Sequence[str] | None = checked(None, command)
-    """A command that one rank runs when all ranks have recorded a step."""
+    """A command that `stepprof follow` runs when all ranks have recorded a step."""
     on_complete_when: str = checked("step", choice("step", "run"))
     """When on_complete runs: after each recorded "step", or once at the end of the "run"."""
     on_complete_timeout_seconds: float = checked(60.0, seconds)
     """Timeout of on_complete; then the command and everything it started are killed."""
     upload: str | None = checked(None, upload_url)
-    """The URL that artifacts and manifests are uploaded to, such as "s3://bucket/prefix"; needs
-    the extra `upload`.
+    """The URL that `stepprof follow` uploads artifacts and manifests to, such as "s3://bucket/prefix";
+    needs the extra `upload`.
     """
     upload_timeout_seconds: float = checked(600.0, seconds)
-    """Timeout for the upload of one process's recordings of a step, with all tries."""
+    """Timeout for the upload of one file, with all tries."""
     keep_steps: int | None = checked(None, whole(1))
-    """How many recorded steps keep their artifacts; older artifacts are deleted."""
+    """How many recorded steps keep their artifacts; `stepprof follow` deletes older ones."""
     keep_bytes: int | str | None = checked(None, byte_size)
-    """How many bytes of artifacts the run keeps; the oldest steps are deleted first."""
+    """How many bytes of artifacts `stepprof follow` keeps; the oldest steps are deleted first."""
     torch: TorchOptions | Mapping[str, object] = field(default_factory=TorchOptions)
     """Options of the torch backend."""
     npu: NpuOptions | Mapping[str, object] = field(default_factory=NpuOptions)
@@ -148,9 +148,9 @@ class Config:
     engine: EngineOptions | Mapping[str, object] = field(default_factory=EngineOptions)
     """Options of attached engines."""
     watch: WatchOptions | Mapping[str, object] = field(default_factory=WatchOptions)
-    """Options of the watch: alerts on slow steps, slow regions and growing memory."""
+    """Options of the watch of `stepprof follow`: alerts on slow steps, slow regions and growing memory."""
     otel: OtelOptions | Mapping[str, object] = field(default_factory=OtelOptions)
-    """Options for sending spans to an OpenTelemetry collector."""
+    """Options for sending spans to an OpenTelemetry collector, by `stepprof follow`."""
     plugins: Mapping[str, Mapping[str, object]] = field(default_factory=dict, hash=False)
     """Options of plug-in backends by name; in a file each is a table of its own."""
     roles: Mapping[str, RolePolicy | Mapping[str, object]] = field(default_factory=dict, hash=False)
@@ -196,6 +196,12 @@ class Config:
     def off(self) -> bool:
         """Return whether no step of any role can be captured."""
         return all(policy.steps.is_none or policy.ranks.is_none for policy in self._policies.values())
+
+    @property
+    def follow_keys(self) -> list[str]:
+        """Return the keys that are set and that `stepprof follow` obeys."""
+        tables = [name for name in OWN_TABLES if getattr(self, name).enabled]
+        return [key for key in _FOLLOWED if getattr(self, key) is not None] + tables
 
     def check_world(self, world_size: int) -> None:
         """Refuse ranks that a world of `world_size` does not have.
@@ -276,6 +282,9 @@ class Config:
 
     def _role_policies(self) -> list[tuple[str, RolePolicy]]:
         return [(name, role) for name, role in self.roles.items() if isinstance(role, RolePolicy)]
+
+
+_FOLLOWED = ("on_complete", "upload", "keep_steps", "keep_bytes")
 
 
 def load(

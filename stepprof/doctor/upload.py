@@ -1,17 +1,15 @@
-"""Test uploads to a URL: upload a small file with the real upload program, then remove it."""
+"""Test uploads to a URL: upload a small file as `stepprof follow` does, then remove it."""
 
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from stepprof.config.post_step_validators import upload_url
 from stepprof.doctor.finding import Finding
-from stepprof.recording.post_step.upload.program import Program
-from stepprof.recording.post_step.upload.uploads import missing
+from stepprof.follow.upload import NotUploaded, Store, missing
 
 NAME = "upload"
 
@@ -23,21 +21,21 @@ def upload_findings(url: str, seconds: float) -> Iterator[Finding]:
     if problem is not None:
         yield Finding(NAME, "problem", problem)
         return
-    with (
-        tempfile.TemporaryDirectory(prefix="stepprof-") as folder,
-        Program(url, threading.Event(), 1) as program,
-    ):
+    store = Store(url, seconds, tries=1)
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="stepprof-") as folder:
         file = Path(folder, f".stepprof-doctor-{time.time_ns()}")
         file.write_text("test file of stepprof doctor; it can be removed\n")
-        outcome = program.upload(file, file.name, time.monotonic() + seconds, remove=True)
-    if outcome["status"] != "uploaded":
-        remedy = "credentials and addresses are the store's own variables and files: see docs/after.md"
-        yield Finding(NAME, "problem", f"{url}: {outcome['error']}", remedy)
-    elif outcome["error"]:
-        yield Finding(NAME, "warning", f"{url}: written, but {outcome['error']}", f"remove {file.name} there")
-    else:
-        yield Finding(
-            NAME,
-            "ok",
-            f"{url}: written and removed in {outcome['seconds']:.2f} s, verified by its {outcome['verified']}",
-        )
+        try:
+            store.put(file.parent, file.name)
+        except NotUploaded as error:
+            remedy = "credentials and addresses are the store's own variables and files: see docs/after.md"
+            yield Finding(NAME, "problem", f"{url}: {error}", remedy)
+            return
+        try:
+            store.remove(file.name)
+        except NotUploaded as error:
+            problem = f"{url}: written, but it cannot be removed: {error}"
+            yield Finding(NAME, "warning", problem, f"remove {file.name} there")
+            return
+    yield Finding(NAME, "ok", f"{url}: written and removed in {time.monotonic() - began:.2f} s")

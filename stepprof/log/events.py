@@ -110,14 +110,12 @@ EVENTS: dict[str, Event] = {
     "export.unfinished": Event("warning", "the run ended before its exports", "exports seconds"),
     "manifest.not_written": Event("warning", "the manifest could not be written", "folder files reason"),
     "status.not_written": Event("warning", "the status file could not be written"),
-    "status.ignored": Event("warning", "a status file was ignored", "path reason"),
     "spans.dropped": Event("warning", "spans were dropped", "spans reason"),
     "spans.not_written": Event("warning", "spans could not be written", "spans reason"),
     "spans.observer_failed": Event(
         "warning", "an observer of spans failed and is removed", "observer reason"
     ),
     "spans.not_collected": Event("warning", "spans of an actor stay on its host", "name actor_host reason"),
-    "reader.failed": Event("warning", "a reader of spans failed and is removed", "reader reason"),
     "folder.kept": Event("debug", "an empty folder could not be removed", "path reason"),
     "folder.not_locked": Event("debug", "a folder could not be locked", "path reason"),
     # the process and the run
@@ -176,24 +174,22 @@ EVENTS: dict[str, Event] = {
         "lagging_rank median_step seconds_behind ranks_behind capture",
     ),
     # work after a recorded step
-    "post_step.failed": Event("warning", "work after a recorded step failed"),
-    "leader.ignored": Event(
-        "warning", "the file that elects the post-step leader was ignored", "path reason"
+    "follow.needed": Event(
+        "info", "this process does nothing with {keys}; next to the job: stepprof follow {path}", "keys path"
     ),
+    "follow.failed": Event("warning", "the run cannot be followed"),
+    "follow.waiting": Event(
+        "info",
+        "the job has ended, or is not awaited; {count} of its processes are still alive",
+        "processes count",
+    ),
+    "otel.failed": Event("warning", "the collector did not accept the spans; they are sent again", "spans"),
     "on_complete.finished": Event("info", "the on_complete command succeeded", "seconds"),
     "on_complete.failed": Event("warning", "the on_complete command failed", "output reason"),
-    "on_complete.ignored": Event("warning", "a result of on_complete was ignored", "path reason"),
-    "on_complete.will_fail": Event("warning", "the on_complete command cannot be started"),
     "retention.pruned": Event("info", "step {step} was removed", "bytes files reason"),
     "retention.incomplete": Event("warning", "step {step} could not be removed completely", "kept"),
-    "upload.finished": Event("info", "an artifact was uploaded", "url bytes seconds"),
-    "upload.file_finished": Event("debug", "a manifest or a file of spans was uploaded", "url bytes seconds"),
+    "upload.finished": Event("info", "{files} files were uploaded", "url bytes files"),
     "upload.failed": Event("warning", "an upload failed", "url reason"),
-    "upload.refused": Event("warning", "nothing is uploaded"),
-    "upload.unfinished": Event("warning", "the run ended before its uploads", "uploads url seconds"),
-    "otel.disabled": Event("warning", "no spans are sent to OpenTelemetry"),
-    "otel.dropped": Event("warning", "spans were not sent to OpenTelemetry", "spans sent"),
-    "otel.failed": Event("warning", "spans could not be sent to OpenTelemetry", "spans reason"),
     # backends
     "memory.exhausted": Event(
         "warning",

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.errors import BackendError
 from stepprof.host import real_time
+from stepprof.host.process_identity import writer_identity
 from stepprof.instrument.attributes import plain
 from stepprof.interrupts import ours
 from stepprof.log import logger
@@ -299,10 +300,17 @@ class LocalCapture:
         """Run `exported` on another thread."""
         self._post(lambda: self.exported(result))
 
+    def exporting_in_child(self, pid: int) -> None:
+        """Note the export's own process: it may outlive this one, and then finishes the manifest."""
+        for fragment in self._fragments.values():
+            fragment.exporter = writer_identity(pid)
+        self.save()
+
     def _conclude(self, result: ExportResult) -> bool:
         self.record.export_seconds = round(result.seconds, 6)
         options = self._options()
         for fragment in self._fragments.values():
+            fragment.exporter = None
             for record in fragment.windows:
                 record.options = options
         self.record.export_note = result.note

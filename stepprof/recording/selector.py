@@ -200,10 +200,6 @@ class Selector:
         }
         return [policy for role, policy in policies.items() if self._concerns(role, policy)]
 
-    def was_entered(self, step: int) -> bool:
-        """Return whether a selected window of this step, of any role, was entered. Any thread may call this."""
-        return any(step in steps for steps in list(self._entered.values()))
-
     def never_entered(self) -> Iterator[tuple[str | None, Steps]]:
         """Yield the listed steps of which no window entered; for a configured role, none of that role."""
         reported = None

@@ -39,7 +39,6 @@ from stepprof.recording.pending_stops import PendingStops
 from stepprof.recording.rank_discovery import Joining
 from stepprof.recording.selector import Selector
 from stepprof.recording.span_files import SpanFile
-from stepprof.recording.span_processors import readers_of
 from stepprof.recording.step_notice import StepNotice
 from stepprof.recording.window_handle import EarlyEngines, LeftOpen, Ticket
 from stepprof.run.entry_times import Timing
@@ -48,7 +47,6 @@ from stepprof.run.manifest_writer import Origin, describe_error
 from stepprof.run.run_id import job_key
 
 if TYPE_CHECKING:
-    from stepprof.recording.post_step.leader import After
     from stepprof.run.job_store import JobStore
     from stepprof.run.model import Window
 
@@ -122,8 +120,6 @@ class Session:
             self.local.capturer.evidence = Evidence(self.recorder, self.background.post, self._spans.write)
         self._engine_host = EngineHost(origin, self.selector, self.background.post, self.publish)
         self.out_of_memory = OutOfMemory(origin, self.background.post, self._place)
-        self.after = _after(config, run, origin)
-        """The work after a recording; None: none is configured."""
         self._notice = StepNotice(
             str(run.path),
             self._logs_for_job,
@@ -133,8 +129,6 @@ class Session:
         origin.observers.append(self._notice.take)
         self.live = Live(self, run)
         self._spans.observers.append(self.live.pace.see)
-        self._readers = readers_of(self)
-        self._spans.observers.append(self._readers.take)
         self._run = run
         self._joining = None if store is None else Joining(store, run.run_id, self.selector)
 
@@ -163,14 +157,14 @@ class Session:
         self.out_of_memory.begin(self.selector)
         self._guard(self.live.look)  # requests from before this process started
         self.background.start()
-        if self.after is not None:
-            self.after.start()
         cell.session = self
         self._bind_log()
         self.publish()
         exit_handlers.watch(self)
         cell.recorder = self.recorder
         logger.info("run.opened", path=str(self.path))
+        if self.config.follow_keys and self.rank in (0, "driver"):
+            logger.info("follow.needed", keys=", ".join(self.config.follow_keys), path=str(self.path))
         while waiting:
             self.attach(waiting.pop(next(iter(waiting))))
 
@@ -489,7 +483,6 @@ class Session:
         if self._joining is not None:
             self._joining.look()
         self._spans.drain(self.recorder)
-        self._readers.look()
         self._notice.look(self.last_step)
         self.local.capturer.look_at_caps()
         self.live.look()
@@ -547,31 +540,14 @@ class Session:
         self._guard(self._notice.close)
         self._spans.drain(self.recorder)
         self._spans.close()
-        self._readers.close(max(deadline - real_time.monotonic(), 0.0))
-        after = self.after
-        if after is not None:
-            self._guard(
-                lambda: after.finish_uploads(max(deadline - real_time.monotonic(), 0.0), self._spans.files)
-            )
         self.publish()
         self._guard(lambda: self.live.close(failed=failed))
-        if after is not None:
-            self._guard(lambda: after.close(max(deadline - real_time.monotonic(), 0.0)))
         path = self.path
         if self.rank == 0 and path is not None:  # one process of the run: each would list the files of all
             self._guard(lambda: remove_leftovers(path, LEFTOVER_SECONDS))
         exit_handlers.unwatch(self)
         if cell.session is None:
             bind_session()
-
-
-def _after(config: Config, run: RunDir, origin: Origin) -> After | None:
-    asked = (config.on_complete, config.upload, config.keep_steps, config.keep_bytes)
-    if all(each is None for each in asked):
-        return None
-    from stepprof.recording.post_step.leader import After
-
-    return After(config, run, origin)
 
 
 def current_session() -> Session | None:

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from stepprof.instrument.span_recorder import Recorder
     from stepprof.recording.engine_ports import EngineRegistry
     from stepprof.recording.local_target import LocalTarget
-    from stepprof.recording.post_step.leader import After
     from stepprof.recording.selector import Selector
 
 
@@ -25,7 +24,6 @@ class RunningSession(Protocol):
     lent: bool
     last_step: int | None
     fleet: EngineRegistry | None
-    after: After | None
     local: LocalTarget
     recorder: Recorder
     selector: Selector

@@ -47,7 +47,6 @@ class SpanFile:
         self._new_path = new_path
         self._header = {**header, "anchor": anchor.to_dict()}
         self._roll_bytes = roll_bytes
-        self.files: list[Path] = []
         """The files so far."""
         self._fd: int | None = None
         self._size = 0
@@ -153,7 +152,6 @@ class SpanFile:
             self.close()
         self._is_outdated = False
         path = self._new_path()
-        self.files.append(path)
         self._fd = os.open(path, os.O_WRONLY | os.O_APPEND | getattr(os, "O_CLOEXEC", 0))
         self._size = 0
         header = {"schema_version": 1, "kind": "spans", **self._header}

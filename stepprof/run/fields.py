@@ -99,11 +99,14 @@ def _switch(value: object) -> str | None:
 
 _COUNT, _TIME, _SECONDS = _integer(0, (1 << 31) - 1), _integer(0, LARGEST_NS), _number(1e12)
 _CHECKS: Mapping[str, _Check] = {
-    **dict.fromkeys(("occurrence", "visit", "replica", "pid", "tries", "files", "not_uploaded"), _COUNT),
+    **dict.fromkeys(("occurrence", "visit", "replica", "pid", "files", "not_uploaded"), _COUNT),
     "pending": _switch,
     "exit_status": _integer(-(1 << 31), (1 << 31) - 1),
     "world_size": _integer(0, MOST_RANKS),
-    **dict.fromkeys(("start_unix_ns", "end_unix_ns", "arm_unix_ns", "unix_ns", "created_unix_ns"), _TIME),
+    **dict.fromkeys(
+        ("start_unix_ns", "end_unix_ns", "arm_unix_ns", "unix_ns", "created_unix_ns"),
+        _TIME,
+    ),
     **dict.fromkeys(("bytes", "events"), _TIME),
     **dict.fromkeys(("arm_seconds", "wait_seconds", "cpu_seconds", "thread_cpu_seconds"), _SECONDS),
     **dict.fromkeys(("start_seconds", "stop_seconds", "stall_seconds", "export_seconds"), _SECONDS),
@@ -112,7 +115,7 @@ _CHECKS: Mapping[str, _Check] = {
     "error_ns": _integer(0, LARGEST_OFFSET_NS),
     **dict.fromkeys(("kind", "name", "reason_code", "host", "boot_id", "pid_namespace", "health"), _text),
     **dict.fromkeys(("error", "export_note", "body_error", "capped_by", "backend", "method"), _text),
-    **dict.fromkeys(("region", "url", "verified"), _text),
+    **dict.fromkeys(("region", "url"), _text),
     "thread": _scalar,
     "version": _scalar,
 }

@@ -6,9 +6,11 @@ knows it.
       spans/rank-0.000001.jsonl                spans of every step, rolling files
       status/rank-0.json                       current or final status of each process
       requests/step-7-0b1c….json               requests made while the job ran
-      after/leader.1.json                      the process that does the post-step work
+      after/follow.lock                        held by the process of `stepprof follow`
+      after/uploads.json                       which files of the run were uploaded
       step-000002/
         manifest/actor-rank-0.json             one fragment per target, written ahead as `lost`
+        manifest/uploads.json                  which artifacts and fragments were uploaded
         manifest/on-complete.json              the command that was run for the step
         manifest/pruned.json                   when and why its artifacts were deleted
         actor/rank-0.trace.json.gz             its artifacts
@@ -60,6 +62,7 @@ REQUESTS = "requests"
 AFTER = "after"
 ON_COMPLETE = "on-complete.json"
 PRUNED = "pruned.json"
+UPLOADS = "uploads.json"
 _TRIES = 20
 WHOLE_STEP = "step"  # replaces the role in the names of a window without one
 _STEP_FOLDER = re.compile(r"step-(\d{6,18})", re.ASCII)

@@ -24,7 +24,7 @@ from stepprof.run.conflicts import rival_in
 from stepprof.run.entry_times import Timing
 from stepprof.run.layout import Claim, RunDir
 from stepprof.run.model import Artifact, Outcome, Window
-from stepprof.run.schema import CaptureEntry, EngineEntry, Entry, UploadEntry, WindowEntry
+from stepprof.run.schema import CaptureEntry, EngineEntry, Entry, WindowEntry
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -150,7 +150,8 @@ class Fragment:
             0,
         )
         """How far the wall clock is ahead of this process's times: it was set since the session began."""
-        self.uploads: list[UploadEntry] = []
+        self.exporter: dict[str, object] | None = None
+        """The child process that exports, which may outlive this process."""
         self.rival: dict[str, Any] | None = None
         """A living process of another job that has written as this rank."""
         _fragments.add(self)
@@ -164,14 +165,6 @@ class Fragment:
     def awaited(self) -> bool:
         """Return whether the fragment is not final yet, because something is still recorded or exported."""
         return any(entry.pending for entry in self._captures())
-
-    def word(self) -> str:
-        """Return its content about windows and engines, to compare it with a later version."""
-        return repr((self.windows, self.engines, self.clocks))
-
-    def artifact_paths(self) -> list[str]:
-        """Return the paths of its artifacts below the step's folder."""
-        return [each["path"] for entry in self._captures() for each in entry.artifacts]
 
     def _captures(self) -> list[CaptureEntry]:
         return [*self.windows, *self.engines]
@@ -264,9 +257,9 @@ class Fragment:
             "anchor": origin.anchor.to_dict(),
             "job": origin.job,
             **({"rival": self.rival} if self.rival is not None else {}),
+            **({"exporter": self.exporter} if self.exporter is not None else {}),
             "windows": [_shown(record) for record in self.windows],
             "engines": [self._by_own_clock(_shown(entry)) for entry in list(self.engines)],
-            **({"uploads": [_shown(entry) for entry in self.uploads]} if self.uploads else {}),
             "clocks": [
                 {
                     "host": origin.host,
@@ -286,7 +279,7 @@ class Fragment:
         }
 
 
-_QUOTING = ("error", "body_error", "name", "url")
+_QUOTING = ("error", "body_error", "name")
 """The fields that may quote a text from outside."""
 
 

@@ -88,9 +88,10 @@ class ProcessStatus:
     )
     last_error: str | None = _read_by(_text)
     pending_exports: Sequence[str] | None = _read_by(_texts)
-    pending_uploads: int | None = _read_by(_count)
     recorded_steps: Sequence[int] | None = _read_by(_counts)
     recorded_bytes: int | None = _read_by(_count)
+    resident_bytes: int | None = _read_by(_count)
+    device_bytes: int | None = _read_by(_count)
     roles: Sequence[str] | None = _read_by(_texts)
     requests: _Tables = field(
         default_factory=dict, metadata=_tables("outcome", "reason", "missed", "steps", "role")

@@ -60,8 +60,6 @@ class ReasonCode(str, Enum):
     """Files were left on another host."""
     OUT_OF_MEMORY = "out_of_memory"
     """A snapshot taken when CUDA ran out of memory."""
-    NAME_TAKEN = "name_taken"
-    """An upload: another file already has this name."""
 
 
 def is_pending(entry: Mapping[str, object]) -> bool:

@@ -245,16 +245,13 @@ class EngineEntry(CaptureEntry):
 
 @dataclass(eq=False)
 class UploadEntry(Entry):
-    """The upload of one artifact."""
+    """The upload of one file, or of an artifact that is a folder."""
 
     path: str = ""
     url: str | None = None
     status: str = "failed"
     bytes: int | None = None
     seconds: float | None = None
-    tries: int | None = None
-    verified: str | None = None
-    reason_code: ReasonCode | None = None
     error: str | None = None
 
 
@@ -289,4 +286,4 @@ AFTER: Mapping[str, type[Entry]] = {
     "completions": CompletionEntry,
     "pruned": PrunedEntry,
 }
-"""The entries of post-step work, by the key of their list."""
+"""The entries of the work after a step, by the key of their list."""

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import time
 
 import pytest
 from other_user import as_other_user, needs_root, plant, shared  # noqa: F401 - a fixture
 from runs import make_run, record
 
-import stepprof
+from stepprof.analysis.post_step_notes import after_notes
 from stepprof.analysis.verify import verify_run
+from stepprof.cli.main import main
+from stepprof.config.config import Config
+from stepprof.follow.follower import Follower
 from stepprof.host.process_identity import writer_identity
+from stepprof.run.manifest import read_step
 
 
 def notes(run):
@@ -22,7 +25,7 @@ def notes(run):
 
 @pytest.fixture
 def log(caplog):
-    """Return a function that returns the events of the job's log."""
+    """Return a function that returns the events of the log."""
     return lambda: [record.getMessage() for record in caplog.records]
 
 
@@ -34,7 +37,9 @@ class TestCheck:
         run = make_run(tmp_path, config={"on_complete": ["make"], "on_complete_when": "step"})
         record(run)
         record(run, 3)
-        assert notes(run.path) == ["on_complete is configured but never ran for step 2, 3"]
+        assert notes(run.path) == [
+            "on_complete is configured but never ran for step 2, 3: `stepprof follow` runs it"
+        ]
         head = {
             "schema_version": 1,
             "run_id": "r",
@@ -50,10 +55,29 @@ class TestCheck:
         """A command at the end of the run that never ran is a note."""
         run = make_run(tmp_path, config={"on_complete": ["make"], "on_complete_when": "run"})
         record(run)
-        assert notes(run.path) == ["on_complete is configured but never ran"]
+        assert notes(run.path) == ["on_complete is configured but never ran: `stepprof follow` runs it"]
         (run.path / "after").mkdir()
         (run.path / "after" / "on-complete.json").write_text("{}")
         assert notes(run.path) == []
+
+    def test_a_step_that_was_never_uploaded(self, tmp_path):
+        """A step that was never uploaded, although it is configured, is a note."""
+        run = make_run(tmp_path, config={"upload": "s3://b"})
+        claim = record(run)
+        record(run, 3)
+        (claim.fragment.parent / "uploads.json").write_text(
+            json.dumps(
+                {
+                    "schema_version": 1,
+                    "run_id": "r",
+                    "step": 2,
+                    "uploads": [{"path": "x", "status": "uploaded"}],
+                }
+            )
+        )
+        assert notes(run.path) == [
+            "upload is configured but step 3 was never uploaded: `stepprof follow` does it"
+        ]
 
     def test_while_the_job_runs(self, tmp_path):
         """While the job runs, the command may still run, so there is no note."""
@@ -82,78 +106,83 @@ class TestCheck:
         record(run)
         (run.path / "after").mkdir()
         (run.path / "after").chmod(0o777)
-        for name in ("leader.json", "leader.2.json"):
+        for name in ("follow.lock", "follow.2.lock"):
             as_other_user('touch "$1"', run.path / "after" / name)
         assert notes(run.path) == [
-            "after: leader.2.json and 1 other file belongs to user 65534, and the run to user 0: the job ignores it"
+            "after: follow.2.lock and 1 other file belongs to user 65534, and the run to user 0: the job ignores it"
         ]
+
+    def test_notes_of_nearly_nothing(self, tmp_path):
+        """Empty entries still result in one note each, and `show` can print the step."""
+        run = make_run(tmp_path)
+        claim = record(run)
+        for key in ("uploads", "completions", "pruned"):
+            content = {"schema_version": 1, "run_id": "r", "writer": {}, "step": 2, key: [{}, 3]}
+            (claim.fragment.parent / f"{key}.json").write_text(json.dumps(content))
+        notes = after_notes(read_step(run.path, 2))
+        assert len(notes) == 3
+        assert main(["show", str(run.path), "--step", "2"]) == 0
 
 
 @needs_root
-class TestJob:
+class TestAttack:
     @pytest.fixture
-    def attacked(self, shared, log):  # noqa: F811
-        """Return a function that runs a job in a run directory that every user can write, with an
-        attack before the step. It returns the run directory.
+    def attacked(self, shared, log, tmp_path):  # noqa: F811
+        """Return a function that follows a run in which every user can write, after an attack. It returns
+        the run directory.
         """
-        attacks = []
 
-        def attacked(attack, **config):
-            attacks.append(attack)
-            command = [sys.executable, "-c", "open('ran', 'a').write('x')"]
-            options = {"steps": "2", "backend": "null", "output_dir": str(shared), "on_complete": command}
-            stepprof.init({**options, **config}, run_id="r")
-            run = shared / "r"
-            for folder in (run / "after", run / "step-000002" / "manifest", run / "status"):
-                folder.mkdir(parents=True, exist_ok=True)
-            as_other_user('test -w "$1" || true', run)
-            attack(run)
-            with stepprof.profile_step(2, role="actor"):
-                pass
-            stepprof.shutdown()
-            return run
+        def attacked(attack):
+            run = make_run(shared)
+            record(run)
+            for folder in ("after", "step-000002/manifest", "status"):
+                (run.path / folder).mkdir(parents=True, exist_ok=True)
+            attack(run.path)
+            command = ["touch", str(tmp_path / "ran")]
+            made = Follower(run.path, Config(on_complete=command, upload=f"file://{tmp_path}/up"))
+            made.look(0.0)
+            made.close()
+            return run.path
 
         return attacked
 
     def living(self, **more):
-        """Return a state that claims to be from a living process: the parent of the job."""
+        """Return a state that claims to be from a living process: the parent of this one."""
         now = time.time_ns()
-        writer = writer_identity(os.getppid())
-        return json.dumps({"writer": writer, "over": False, "unix_ns": now, **more})
+        return json.dumps({"writer": writer_identity(os.getppid()), "unix_ns": now, **more})
 
     def plant(self, path, content):
         path.parent.chmod(0o777)
         plant(path, content)
 
-    def test_a_leader_that_never_ends(self, attacked, log, tmp_path, monkeypatch):
-        """The job ignores the forged leader: the command runs, and a log event says so."""
-        monkeypatch.chdir(tmp_path)
-        attacked(lambda run: self.plant(run / "after" / "leader.json", self.living()))
-        assert (tmp_path / "ran").read_text() == "x"
-        assert any("leader.ignored" in line for line in log())
-
-    def test_a_forged_result_does_not_prevent_the_command(self, attacked, log, tmp_path, monkeypatch):
-        """The command runs although a file of another user says that it already ran."""
-        monkeypatch.chdir(tmp_path)
-        place = "step-000002/manifest/on-complete.json"
-        run = attacked(lambda run: self.plant(run / place, json.dumps({"completions": []})))
-        assert (tmp_path / "ran").read_text() == "x"
-        assert any("on_complete.ignored" in line for line in log())
-        assert (run / "step-000002/manifest/on-complete.2.json").is_file()
-
-    def test_a_rank_that_never_finishes_the_step(self, attacked, log, tmp_path, monkeypatch):
-        """Another user writes the status and window of a rank 9. The job ignores them and runs the
-        command without waiting.
+    @pytest.mark.parametrize(
+        "name",
+        ["after/follow.lock", "step-000002/manifest/uploads.json", "step-000002/manifest/on-complete.json"],
+    )
+    def test_a_file_in_our_place(self, attacked, log, tmp_path, name):
+        """A lock, a record or a result that another user has planted is not believed: the work that needs the name
+        is not done, and the log says whose file it is.
         """
-        monkeypatch.chdir(tmp_path)
+        attacked(lambda run: self.plant(run / name, "{}"))
+        assert not (tmp_path / "ran").exists()
+        assert any("belongs to another user" in line and name in line for line in log())
+
+    def test_a_rank_that_never_finishes_the_step(self, attacked, log, tmp_path):
+        """Another user writes the status and window of a rank 9, and spans. They are ignored: the command
+        runs without waiting, and nothing of it is uploaded.
+        """
         now = time.time_ns()
         status = {"rank": 9, "published_unix_ns": now, "started_unix_ns": now, "ended": False, "step": 1}
         window = {"role": "actor", "rank": 9, "status": "lost", "error": None, "artifacts": []}
 
         def attack(run):
+            (run / "spans").mkdir()
             self.plant(run / "status" / "rank-9.json", self.living(**status))
             self.plant(run / "step-000002/manifest/actor-rank-9.json", self.living(windows=[window]))
+            self.plant(run / "spans" / "rank-9.000001.jsonl", "{}")
 
         attacked(attack)
-        assert (tmp_path / "ran").read_text() == "x"
-        assert any("status.ignored" in line for line in log())
+        assert (tmp_path / "ran").exists()
+        (copy,) = (tmp_path / "up").iterdir()
+        assert (copy / "run.json").exists()
+        assert not list(copy.rglob("*rank-9*"))

@@ -197,7 +197,6 @@ def _afterwards(run) -> None:
         "url": "s3://b/a",
         "status": "failed",
         "bytes": 9,
-        "tries": 3,
     }
     completion = {
         "command": ["make"],
@@ -215,4 +214,4 @@ def _afterwards(run) -> None:
         (manifest / name).write_text(json.dumps({**head, **content}))
     after = run.path / "after"
     after.mkdir()
-    (after / "leader.json").write_text(json.dumps({**head, "unix_ns": BEGIN, "over": False}))
+    (after / "uploads.json").write_text(json.dumps({**head, "uploads": [], "files": {"run.json": BEGIN}}))

@@ -1,6 +1,4 @@
-"""Provide plug-ins for the tests' jobs, as an installed package does: a backend that leaves a file,
-and a file system that fails on request.
-"""
+"""Provide a plug-in for the tests' jobs, as an installed package does: a backend that leaves a file."""
 
 from __future__ import annotations
 
@@ -13,61 +11,16 @@ from stepprof.backends.base import Backend
 from stepprof.run.model import Artifact
 
 METADATA = "Metadata-Version: 2.1\nName: stepprof-filing\nVersion: 1.0\n"
-ENTRY_POINTS = (
-    "[stepprof.backends]\nfiling = filing:FilingBackend\n\n[fsspec.specs]\nflaky = flakyfs:FlakyFileSystem\n"
-)
-FLAKY = '''
-import os, time
-from pathlib import Path
-from fsspec.implementations.local import LocalFileSystem
-
-class FlakyFileSystem(LocalFileSystem):
-    """Local files; fails by the words in $FLAKY, each for so many calls: "refuse=2 lose=1 half=1 hang=1 die=1"."""
-
-    protocol = "flaky"
-    cachable = False
-
-    def _next(self, word):
-        wanted = dict(each.split("=") for each in os.environ.get("FLAKY", "").split()).get(word)
-        if wanted is None:
-            return False
-        done = Path(os.environ["FLAKY_COUNTS"], word)
-        count = len(done.read_text()) if done.exists() else 0
-        done.write_text("x" * (count + 1))
-        return count < int(wanted)
-
-    def put_file(self, lpath, rpath, **options):
-        only = os.environ.get("FLAKY_ON", "")
-        if only in str(rpath):
-            if self._next("hang"):
-                time.sleep(600)
-            if self._next("refuse"):
-                raise PermissionError("the store says no")
-            if self._next("lose"):
-                return
-            if self._next("half"):
-                data = Path(lpath).read_bytes()
-                Path(self._strip_protocol(rpath)).write_bytes(data[: len(data) // 2])
-                return
-            if self._next("die"):
-                print("the store's client crashed", flush=True)
-                os._exit(3)
-        super().put_file(lpath, self._strip_protocol(rpath), **options)
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return LocalFileSystem._strip_protocol(str(path).removeprefix("flaky://"))
-'''
+ENTRY_POINTS = "[stepprof.backends]\nfiling = filing:FilingBackend\n"
 
 
 def install(folder: Path) -> Path:
-    """Install both plug-ins into a folder for processes that have it on their PYTHONPATH."""
+    """Install the plug-in into a folder for processes that have it on their PYTHONPATH."""
     info = folder / "stepprof_filing-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(METADATA)
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
     (folder / "filing.py").write_text(Path(__file__).read_text())
-    (folder / "flakyfs.py").write_text(FLAKY)
     return folder
 
 

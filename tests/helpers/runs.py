@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 
 from stepprof.host.process_identity import writer_identity
 from stepprof.run.layout import open_run
@@ -138,6 +139,23 @@ def write_spans(run, rank, *spans, **who):
     header.update(who)
     lines = [json.dumps(line) + "\n" for line in (header, *spans)]
     run.spans_path(rank).write_text("".join(lines))
+
+
+def tell_status(run, rank=0, *, step=None, ended=False, writer=None, **more):
+    """Write the status of a process, by default of a living one."""
+    now = time.time_ns()
+    content = {
+        "started_unix_ns": now,
+        "published_unix_ns": now,
+        "run_id": run.run_id,
+        "rank": rank,
+        "step": step,
+    }
+    content |= {"ended": ended, "writer": writer or writer_identity(), **more}
+    path = run.status_path(rank)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+    return path
 
 
 def region(name, seconds, step=2, role="actor", **more):

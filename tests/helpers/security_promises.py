@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 SHOWN_BY = {
+    "`stepprof follow` takes its command, its address and its budgets from your configuration file alone, never from the run": [
+        "follow/test_follower.py::test_they_come_from_the_file_alone"
+    ],
+    "A run id with a separator is no part of an address": [
+        "follow/test_follower.py::test_a_file_of_the_run_says_no_address"
+    ],
+    "No link leads out of the run": ["follow/test_upload.py::test_no_link_leads_out"],
+    "Files of other users are neither believed nor uploaded": [
+        "analysis/test_retention_check.py::test_a_file_in_our_place",
+        "analysis/test_retention_check.py::test_a_rank_that_never_finishes_the_step",
+    ],
     "Files are data: no pickle is executed": [
         "formats/test_safe_pickle.py::test_code_is_refused_and_not_run"
     ],

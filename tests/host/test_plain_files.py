@@ -168,7 +168,8 @@ OTHERS = {
     "backends/torch/export.py": "a folder, to be synced",
     "analysis/timeline/merge.py": "its own parts and output",
     "analysis/timeline/workers.py": "pipes to its workers",
-    "recording/post_step/retention.py": "folders, through no link",
+    "follow/below.py": "a step's folder and plain files below it, through no link",
+    "follow/lock.py": "its own lock, through no link",
     "run/folders.py": "a name that is taken for what is moved aside",
     # files that belong to no run
     "run/announced.py": "the file in which `stepprof run` collects the paths of runs",
@@ -198,6 +199,7 @@ OTHERS = {
     # files of engines, which `remote/core/engine_files.py` opens with open_plain
     "remote/artifacts.py": "its own new artifact, and gzip over an engine's file that is open",
     "remote/core/engine_files.py": "/proc",
+    "remote/core/ownership.py": "a lock of drivers, through no link",
     "remote/nsys_server.py": "/proc",
     "remote/ray/files.py": "its own copies",
     "remote/sglang/files.py": "a probe and copies of its own; moves a snapshot after it has opened it",
@@ -212,7 +214,6 @@ OTHERS = {
     "recording/local_target.py": "captures",
     "recording/region_capture.py": "captures",
     "analysis/artifact_check.py": "gzip over a file that open_plain has opened",
-    "recording/post_step/upload/child.py": "the store's file",
 }
 """The modules that may open something else, and what they open."""
 EXAMPLES = "examples/"  # programs of users, which are part of the wheel

@@ -543,6 +543,25 @@ class TestLeftOpen:
         ]
 
 
+class TestFollowKeys:
+    def test_the_job_says_that_it_does_nothing_with_them(self, tmp_path, caplog) -> None:
+        """The job checks the keys of `stepprof follow`, and does nothing with them. One process says so."""
+        caplog.set_level("INFO")
+        command = ["touch", str(tmp_path / "ran")]
+        config = {"output_dir": str(tmp_path), "backend": "null", "steps": "1", "on_complete": command}
+        for rank in (0, 1):
+            stepprof.init({**config, "upload": f"file://{tmp_path}/up"}, rank=rank, world_size=2, run_id="r")
+            with profile_step(1):
+                pass
+            stepprof.shutdown()
+        (line,) = [each for each in caplog.messages if "follow.needed" in each]
+        assert f"keys=on_complete, upload path={tmp_path}/r " in line
+        assert not (tmp_path / "ran").exists()
+        assert not (tmp_path / "r" / "after").exists()
+        with pytest.raises(ConfigError, match="upload"):
+            stepprof.init({**config, "upload": "s4://b"})
+
+
 @pytest.mark.torch
 class TestPermissions:
     def test_each_file_has_those_of_the_umask(self, warm, tmp_path) -> None:
@@ -551,7 +570,7 @@ class TestPermissions:
             """
             import os, stepprof, torch
             os.umask(0o027)
-            stepprof.init({"steps": "2", "output_dir": "runs", "on_complete": ["true"]})
+            stepprof.init({"steps": "2", "output_dir": "runs"})
             for step in (1, 2, 3):
                 with stepprof.profile_step(step):
                     torch.ones(8, 8) + 1

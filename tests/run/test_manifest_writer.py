@@ -16,7 +16,7 @@ from stepprof.run.entry_times import Timing
 from stepprof.run.manifest_writer import Fragment, Origin, as_entries, describe_error, window_entry
 from stepprof.run.model import Artifact, Window
 from stepprof.run.reasons import ReasonCode
-from stepprof.run.schema import EngineEntry, UploadEntry, WindowEntry
+from stepprof.run.schema import EngineEntry, WindowEntry
 
 WINDOW = Window(step=2, role="actor", occurrence=1, version=7)
 
@@ -70,16 +70,14 @@ class TestFragment:
         assert content["engines"][0]["start_unix_ns"] == real.unix_ns - local["offset_ns"]
 
     def test_an_error_in_a_manifest_shows_no_secret(self, origin) -> None:
-        """Errors and URLs in windows, engines and uploads are masked when the fragment is written."""
+        """Errors in windows and engines are masked when the fragment is written."""
         hide("canary-0123")
         fragment = Fragment(origin, WINDOW, at_once)
         fragment.windows.append(WindowEntry(error="no canary-0123\n"))
         fragment.engines.append(EngineEntry(body_error="no canary-0123"))
-        fragment.uploads.append(UploadEntry(url="s3://me:secret@b/a", error="no canary-0123"))
         fragment.write()
         text = json.dumps(read(fragment))
         assert "canary" not in text
-        assert "secret" not in text
         assert read(fragment)["windows"][0]["error"] == "no …\\n"
 
     def test_the_last_version_replaces_the_others(self, origin) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from stepprof.host.process_identity import writer_identity
+from stepprof.run.fragments import read_after
 from stepprof.run.schema import AFTER, CompletionEntry, EngineEntry, PrunedEntry, UploadEntry, WindowEntry
 
 KINDS = (WindowEntry, EngineEntry, UploadEntry, CompletionEntry, PrunedEntry)
@@ -51,3 +53,21 @@ class TestLists:
         """The entry of a window has the key `region` only if a region was captured."""
         assert "region" not in WindowEntry().to_dict()
         assert WindowEntry(region="update").to_dict()["region"] == "update"
+
+    def test_damaged_entries_are_corrected_and_reported(self) -> None:
+        """Values of a wrong type are replaced and reported. A lost command of a
+        living process is read as running.
+        """
+        entry = {"path": 3, "url": [], "bytes": "x", "status": "uploaded", "more": 1}
+        known, problems = read_after("uploads", entry, None)
+        assert (known["path"], known["url"], known["bytes"], known["more"], len(problems)) == (
+            "",
+            None,
+            None,
+            1,
+            3,
+        )
+        known, problems = read_after("pruned", {"paths": [1], "kept": "x"}, None)
+        assert (known["paths"], known["kept"], len(problems)) == ([], [], 2)
+        known, _ = read_after("completions", {"status": "lost", "error": "x"}, writer_identity())
+        assert (known["status"], known["error"]) == ("running", None)

@@ -33,7 +33,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--upload",
         metavar="URL",
-        help="also test uploads to this URL: write, read and remove a small file",
+        help="also test uploads to this URL: write and remove a small file",
     )
     add_output_dir(parser)
     add_json(parser)

@@ -28,6 +28,8 @@ from stepprof.config.config import load
 from stepprof.config.loaders import CONFIG_VARIABLE, switched_off
 from stepprof.config.validators import Mistakes
 from stepprof.errors import ConfigError
+from stepprof.follow.settings import settings
+from stepprof.host.own_python import own_python
 from stepprof.host.plain_files import resolved
 from stepprof.integrations import bootstrap
 from stepprof.integrations.activation import FRAMEWORKS
@@ -57,6 +59,11 @@ def add(parser: argparse.ArgumentParser) -> None:
             f"--{name.replace('_', '-')}", metavar=name.upper(), help=f"{text}; sets ${variable}"
         )
     parser.add_argument(
+        "--follow",
+        action="store_true",
+        help="follow the runs of the job, as `stepprof follow` does, with the same configuration file",
+    )
+    parser.add_argument(
         "job", metavar="COMMAND", nargs=argparse.REMAINDER, help="the job, such as: python train.py --lr 1e-5"
     )
 
@@ -68,9 +75,12 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("COMMAND: is missing; for example: stepprof run --steps 10 -- python train.py")
     environ = environment(args, os.environ)
     check_options(args, environ)
+    if args.follow:
+        settings(None, environ)  # a mistake is reported before the job begins
     folder = Path(load(environ=environ).output_dir)
     before, began = recorded(list_runs(folder)), time.time()
     with tempfile.NamedTemporaryFile(prefix="stepprof-run-") as file:
+        follower = start_follower(file.name, environ[CONFIG_VARIABLE]) if args.follow else None
         try:
             status = wait(job, {**environ, VARIABLE: file.name})
         except FileNotFoundError:
@@ -79,6 +89,9 @@ def run(args: argparse.Namespace) -> int:
         except OSError as error:
             print_lines(f"stepprof run: {job[0]}: {error.strerror}", file=sys.stderr)
             return 126
+        finally:
+            if follower is not None:
+                end_follower(follower)
         runs, off = announced(Path(file.name)), announced_off(Path(file.name))
     if switched_off(environ):
         off = ["$STEPPROF switches stepprof off"]
@@ -121,6 +134,39 @@ def check_options(args: argparse.Namespace, environ: Mapping[str, str]) -> None:
                 problem = str(error) if variable == CONFIG_VARIABLE else error.problem
                 raise ConfigError.at(f"--{name.replace('_', '-')}", given, problem) from error
     mistakes.report()
+
+
+def start_follower(file: str, config: str) -> subprocess.Popen[bytes] | None:
+    """Start `stepprof follow` for the runs that are announced in a file. It loads no module of the working
+    directory. None: it cannot be started, and the job runs without it.
+    """
+    code = "import sys; from stepprof.cli.main import main; sys.exit(main())"
+    try:
+        return subprocess.Popen(  # noqa: S603 - this program
+            own_python(code, "follow", "--announced", file, "--config", config),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for the job; the follower ends after it
+        )
+    except OSError as error:
+        print_lines(f"stepprof run: the follower cannot be started: {error.strerror}", file=sys.stderr)
+        return None
+
+
+def end_follower(follower: subprocess.Popen[bytes]) -> None:
+    """Close the pipe to a follower: the job has ended. Wait for its end; Ctrl-C ends it at once."""
+    assert follower.stdin is not None  # noqa: S101 - narrows a type; no input decides it
+    follower.stdin.close()
+    try:
+        status = follower.wait()
+    except KeyboardInterrupt:
+        follower.send_signal(signal.SIGINT)
+        status = follower.wait()
+    if status:
+        print_lines(
+            f"stepprof run: the follower ended with exit status {status}; for what it left: stepprof follow RUN",
+            file=sys.stderr,
+        )
 
 
 def wait(job: list[str], environ: Mapping[str, str]) -> int:

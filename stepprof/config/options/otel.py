@@ -37,9 +37,9 @@ class OtelOptions:
     $OTEL_EXPORTER_OTLP_ENDPOINT, else this host.
     """
     max_queue: int = checked(20_000, whole(1))
-    """Maximum number of queued spans; further ones are dropped and counted."""
+    """Maximum number of spans in memory; the next ones are read when the collector has accepted these."""
     timeout_seconds: float = checked(5.0, seconds)
-    """Timeout of one request, and of the last ones together at the end of the run."""
+    """Timeout of one request, with its retries."""
 
     def __post_init__(self) -> None:
         """Check every field."""

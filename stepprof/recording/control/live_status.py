@@ -118,7 +118,12 @@ class Live:
         self.pace = Pace()
         probe = session.local.capturer.backends.probe
         self.control = Control(run.path, session.selector, probe, self._begun, self._elsewhere)
-        self._publisher = Publisher(session.local.capturer.origin, self._condition, self._progress)
+        self._publisher = Publisher(
+            session.local.capturer.origin,
+            self._condition,
+            self._progress,
+            shows_memory="watch" in session.config.follow_keys,
+        )
 
     def look(self) -> None:
         """Do a round: read requests, publish the status, load the backends of accepted requests."""
@@ -144,10 +149,8 @@ class Live:
             "backend": None if capturer.backend is None else capturer.backend.name,
             "health": capturer.health,
             "engines": {} if fleet is None else fleet.describe(),
-            "last_error": capturer.last_error
-            or (None if session.after is None else session.after.last_error),
+            "last_error": capturer.last_error,
             "pending_exports": [*exports.pending, *(() if fleet is None else fleet.awaited())],
-            "pending_uploads": 0 if session.after is None else session.after.pending,
             "recorded_steps": list(exports.recorded),
             "recorded_bytes": exports.recorded_bytes,
             "roles": sorted(self.pace.roles),

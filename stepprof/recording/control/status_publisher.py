@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.host import real_time
 from stepprof.host.atomic_files import write_atomically, write_exclusively
+from stepprof.host.memory import device_bytes, resident_bytes
 from stepprof.host.plain_files import read_table
 from stepprof.host.process_identity import is_alive
 from stepprof.interrupts import ours
@@ -45,14 +46,21 @@ class Publisher:
         origin: the identity of the process; its rank, and the file's name, may become known later.
         look: returns the facts that are published at once when they change.
         look_on: returns the facts that change all the time, such as the step.
+        shows_memory: publish the memory of the process, for the watch of `stepprof follow`.
     """
 
     def __init__(
-        self, origin: Origin, look: Callable[[], dict[str, Any]], look_on: Callable[[], dict[str, Any]]
+        self,
+        origin: Origin,
+        look: Callable[[], dict[str, Any]],
+        look_on: Callable[[], dict[str, Any]],
+        *,
+        shows_memory: bool = False,
     ) -> None:
         self._origin = origin
         self._look = look
         self._look_on = look_on
+        self._shows_memory = shows_memory
         self._started_ns = real_time.time_ns()
         self._path: Path | None = None
         self._of: int | str | None = None
@@ -93,6 +101,8 @@ class Publisher:
             beat_seconds=BEAT_SECONDS,
             ended=ended,
             failed=failed if ended else None,
+            resident_bytes=resident_bytes() if self._shows_memory else None,
+            device_bytes=device_bytes() if self._shows_memory else None,
             **condition,
             **progress,
         )

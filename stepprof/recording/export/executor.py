@@ -20,6 +20,7 @@ import collections
 import os
 import threading
 import weakref
+from collections.abc import Callable
 
 from stepprof.backends.base import Export, ExportCall
 from stepprof.host import real_time
@@ -81,15 +82,23 @@ class Exporter:
         self._reset()
 
     def submit(
-        self, label: str, thunk: ExportCall, mode: str, on_done: OnDone, in_child: OnDone | None = None
+        self,
+        label: str,
+        thunk: ExportCall,
+        mode: str,
+        on_done: OnDone,
+        *,
+        in_child: OnDone | None = None,
+        on_child: Callable[[int], None] | None = None,
     ) -> None:
         """Run `thunk` by `mode` (``fork``, ``thread``, ``inline``). If that is impossible, run it in
         place, with a note in the result. A job whose child hangs, or is killed by another process, runs
         again in a thread, also with a note.
 
         `in_child` is called in a forked child with its result, before the parent gets it: the parent may have died.
+        `on_child` is called in the parent with the pid of the process that exports, on a thread of the exporter.
         """
-        job = ExportJob(label, thunk, on_done, real_time.perf_counter(), in_child=in_child)
+        job = ExportJob(label, thunk, on_done, real_time.perf_counter(), in_child=in_child, on_child=on_child)
         try:
             with self._lock:
                 self._jobs[job] = None
@@ -242,7 +251,10 @@ class Exporter:
                 os.read(wake[0], 4096)
             for child in children:
                 if child.pipe in ready:
+                    known = child.worker
                     child.read()
+                    if child.worker is not None and known is None and child.job.on_child is not None:
+                        child.job.on_child(child.worker.pid)
                 self._look_after(child)
             while (job := self._next()) is not None:
                 self._fork(job, on_caller=False)

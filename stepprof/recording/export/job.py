@@ -63,6 +63,7 @@ class ExportJob:
     stall_seconds: float = 0.0
     note: str | None = None
     in_child: OnDone | None = None
+    on_child: Callable[[int], None] | None = None
     threaded: bool = False
     forked_again: bool = False
 

@@ -90,6 +90,7 @@ class Exports:
                 _mode(capture),
                 lambda result: self._ended(capture, result),
                 in_child=capture.exported_in_child,
+                on_child=capture.exporting_in_child,
             )
             self._pending.pop(capture, None)
         if capture in self._running:  # otherwise it has ended, and that was published

@@ -517,7 +517,11 @@ class TestHungChild:
         exporter = Exporter()
         with held() as lock:
             exporter.submit(
-                "x", lambda: (artifact(str(os.getpid())),), "fork", results.append, lambda _: lock.acquire()
+                "x",
+                lambda: (artifact(str(os.getpid())),),
+                "fork",
+                results.append,
+                in_child=lambda _: lock.acquire(),
             )
             assert exporter.wait(30)
         assert (results[0].error, results[0].note) == (None, None)

@@ -38,9 +38,6 @@ _making = threading.Lock()
 CLOSE_SECONDS = 5.0
 """How long the end of a session waits for another thread that is just stopping its capture."""
 
-_OF_THE_DRIVER = ("on_complete", "keep_steps", "keep_bytes")
-"""Keys of duties that one process of a run has: for a follower, its driver process has them."""
-
 
 class Follower:
     """One attachment's part in the session of this process."""
@@ -193,8 +190,7 @@ class Follower:
         with _making:
             session = current_session()
             if session is None:
-                config = {key: value for key, value in attachment.config.items() if key not in _OF_THE_DRIVER}
-                config["output_dir"] = str(run.parent)
+                config = {**attachment.config, "output_dir": str(run.parent)}
                 rank, is_final = (attachment.rank, True) if self._spans else _rank(attachment)
                 try:
                     session = untraced(
@@ -277,11 +273,7 @@ class Follower:
 
 def spans_only(config: Mapping[str, object]) -> dict[str, object]:
     """Return the configuration of a process that captures nothing, but whose regions belong to the run."""
-    kept = {"output_dir": config["output_dir"], "spans": True, "backend": "null"}
-    return {
-        **kept,
-        **{key: config[key] for key in ("otel", "upload", "upload_timeout_seconds") if key in config},
-    }
+    return {"output_dir": config["output_dir"], "spans": True, "backend": "null"}
 
 
 def _ticket(entered: StepWindow) -> Ticket | None:

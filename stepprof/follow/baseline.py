@@ -7,8 +7,8 @@ nor makes everything look slow. An interval that varies much must deviate far mo
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -81,11 +81,11 @@ class History:
     def _measure(self) -> None:
         """Compute the statistics. Not at each value: sorting would cost more than all the rest."""
         options = self._options
-        median = median_of(self._values)
-        deviation = TO_DEVIATION * median_of([abs(value - median) for value in self._values])
-        self._usual = (median, deviation)
+        usual = median(self._values)
+        deviation = TO_DEVIATION * median(abs(value - usual) for value in self._values)
+        self._usual = (usual, deviation)
         self._limit = max(
-            median * options.factor, median + options.spread * deviation, median + options.min_seconds
+            usual * options.factor, usual + options.spread * deviation, usual + options.min_seconds
         )
         self._fresh = max(1, len(self._values) // 4)
 
@@ -126,14 +126,3 @@ class Floor:
             before, self._usual = self._usual, floor
             return Unusual(floor, before, 0.0)
         return None
-
-
-def median_of(values: Iterable[float]) -> float:
-    """Return the median of at least one value. `statistics` is a slow import.
-
-    >>> median_of([3.0, 1.0, 2.0]), median_of([1.0, 2.0])
-    (2.0, 1.5)
-    """
-    ordered = sorted(values)
-    middle = len(ordered) // 2
-    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

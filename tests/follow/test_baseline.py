@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepprof.config.options.watch import WatchOptions
-from stepprof.recording.watch.baseline import Floor, History
+from stepprof.follow.baseline import Floor, History
 
 MIB = 2**20
 

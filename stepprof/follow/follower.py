@@ -1,0 +1,381 @@
+"""Follow runs: once a second, find the steps that are complete, and upload them, run the command and
+delete artifacts beyond the budget.
+
+One process follows a run, the one that holds its lock. It reads the run directory and nothing of the
+job. It may be killed at any time: the next one does what is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+import select
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType
+
+from stepprof.config.config import Config
+from stepprof.config.options.otel import OtelOptions
+from stepprof.config.options.watch import WatchOptions
+from stepprof.errors import ConfigError
+from stepprof.follow.below import own
+from stepprof.follow.completeness import Peers, Step, read_step_for
+from stepprof.follow.lock import Lock
+from stepprof.follow.on_complete import Completer
+from stepprof.follow.otel import Sender
+from stepprof.follow.retention import choose, prune
+from stepprof.follow.tail import Tail
+from stepprof.follow.upload import Store
+from stepprof.follow.uploaded import Uploaded
+from stepprof.follow.watch import Watch
+from stepprof.host import real_time
+from stepprof.host.own_files import is_foreign
+from stepprof.host.plain_files import json_files
+from stepprof.host.process_identity import writer_identity
+from stepprof.log import bound, logger
+from stepprof.run.layout import AFTER, MANIFEST, PRUNED, SPANS, UPLOADS, step_folder
+from stepprof.run.names import RUN_FILE, is_plain_name
+from stepprof.run.runs import read_run, run_id_of, steps
+
+LOOK_SECONDS = 1.0
+REST = 5
+"""The pause between two looks is at least this many times as long as a look."""
+
+SIGNAL_SECONDS = 0.1
+"""How late a signal may be noticed."""
+
+RESTART_SECONDS = 600.0
+"""A run whose processes are gone, and have not all ended well, is over after this time: a launcher may
+start them again.
+"""
+
+LATE_SECONDS = 600.0
+"""A step whose known entries have been final for this long is complete, although ranks have not
+reached its end.
+"""
+
+FRESH_SECONDS = 2.0
+"""A folder that has changed so recently may change again without another time of its change."""
+
+
+class Follower:
+    """The work for one run.
+
+    Args:
+        run: the run directory.
+        config: the configuration of the follower.
+
+    Raises:
+        ConfigError: the run is another user's.
+    """
+
+    def __init__(self, run: Path, config: Config) -> None:
+        if is_foreign(run / RUN_FILE):
+            user = (run / RUN_FILE).lstat().st_uid
+            raise ConfigError(f"{run}: the run belongs to user {user}; only that user can follow it")
+        self._run = run
+        self._config = config
+        self._header = {"schema_version": 1, "run_id": run_id_of(run), "writer": writer_identity()}
+        self._lock = Lock(run)
+        self._peers = Peers(run)
+        self._complete: dict[int, Step] = {}
+        self._seen: dict[int, int] = {}
+        """When the manifest of each complete step was changed, as far as it was read."""
+        self._settled_at: dict[int, float] = {}
+        self._finished = self._has_room = False
+        self._reason: str | None = None
+        self._not_uploaded: dict[object, int] = {}
+        """How many files of a step were not uploaded; of the run: None."""
+        self._store: Store | None = None
+        if config.upload is not None:
+            self._store = Store(f"{config.upload}/{stored_name(run)}", config.upload_timeout_seconds)
+        self._watch: Watch | None = None
+        if isinstance(config.watch, WatchOptions) and config.watch.enabled:
+            self._watch, self._tail = Watch(run, config, config.watch), Tail(run)
+        self._sender: Sender | None = None
+        if isinstance(config.otel, OtelOptions) and config.otel.enabled:
+            self._sender = Sender(run, run_id_of(run), config.otel)
+        self._completer: Completer | None = None
+        if config.on_complete is not None:
+            self._completer = Completer(
+                run=run,
+                argv=config.on_complete,
+                timeout_seconds=config.on_complete_timeout_seconds,
+                header=self._header,
+                uploaded_to=None if self._store is None else self._store.url,
+            )
+
+    @property
+    def has_failed(self) -> bool:
+        """Return whether something could not be done."""
+        commands = 0 if self._completer is None else self._completer.failures
+        unsent = self._sender is not None and self._sender.has_failed
+        return self._reason is not None or commands > 0 or any(self._not_uploaded.values()) or unsent
+
+    @property
+    def alive(self) -> list[str]:
+        """Return the names of the status files of processes that are still running."""
+        return self._peers.alive
+
+    def look(self, restart_seconds: float = RESTART_SECONDS) -> bool:
+        """Do the work for the steps that have become complete. At the end of the run, do the rest.
+
+        Args:
+            restart_seconds: how long processes that have not ended well may be started again.
+
+        Returns:
+            Whether the run is over.
+        """
+        with bound({"run_id": self._header["run_id"]}):
+            return self._look(restart_seconds)
+
+    def _look(self, restart_seconds: float) -> bool:
+        reason: object = None
+        over = False
+        try:
+            self._peers.look()
+            over = self._peers.over(restart_seconds)
+            if not self._run.is_dir():
+                return over
+            if not self._lock.take():
+                return False  # the other follower may have missed the end
+            over, failed = self._attend(over=over)
+            reason = None if failed is None else f"the run directory cannot be used: {failed}"
+        except OSError as error:
+            reason = f"the run directory cannot be used: {error}"
+        except Exception as error:  # noqa: BLE001 - a damaged run must not end the work for others
+            reason = f"{type(error).__name__}: {error}"
+        if reason is not None and reason != self._reason:
+            logger.warning("follow.failed", reason=reason)
+        self._reason = None if reason is None else str(reason)
+        return over
+
+    def close(self) -> None:
+        """Release the run."""
+        if self._sender is not None:
+            self._sender.close()
+        self._lock.release()
+
+    def _attend(self, *, over: bool) -> tuple[bool, OSError | None]:
+        """Do the work. Return whether the run is over and nothing is exported any more, and what prevented a part."""
+        if self._watch is not None:
+            for line in self._tail.read():
+                self._watch.take(line)
+            self._watch.look(self._peers.statuses)
+        if self._sender is not None:
+            self._sender.look()
+        if over and not self._finished and self._store is not None:
+            self._store.reset()
+        failed: OSError | None = None
+        exporting = False
+        for number in steps(self._run):
+            try:
+                exporting |= self._work_on(number, over=over)
+            except OSError as error:
+                failed = failed or error
+        try:
+            self._prune()  # also on a full disk, which prevents the rest
+        except OSError as error:
+            failed = failed or error
+        self._finished = over and not exporting
+        if self._finished:
+            self._finish()
+        return self._finished, failed
+
+    def _work_on(self, number: int, *, over: bool) -> bool:
+        """Upload a step that is complete, and run the command. Return whether it is still being exported."""
+        changed = _modified(self._run / step_folder(number) / MANIFEST)
+        step = self._complete.get(number)
+        if step is None or changed is None or changed != self._seen.get(number):
+            step, exporting = self._read(number, over=over)
+            if step is None:
+                self._complete.pop(number, None)
+                return exporting
+            step.not_uploaded = 0 if self._store is None else len(step.artifacts)
+            self._complete[number], self._has_room = step, False
+            self._seen.pop(number, None)
+            self._upload_step(step)
+            if self._completer is not None and self._config.on_complete_when == "step":
+                self._completer.for_step(step)
+            if changed is not None:
+                self._seen[number] = changed
+        elif self._not_uploaded.get(number) and self._store is not None and not self._store.rests:
+            self._upload_step(step)
+        return False
+
+    def _read(self, number: int, *, over: bool) -> tuple[Step | None, bool]:
+        """Return a step if it is complete, and whether a process that a dead one has left still exports it.
+
+        It is complete if all ranks are past it and nothing of it is pending. The order matters: a rank
+        writes its manifest before it goes on.
+        """
+        here = self._peers.here(number)
+        step = read_step_for(self._run, number, self._peers)
+        if step.exporting or (step.pending and not over) or not step.windows:
+            self._settled_at.pop(number, None)
+            return None, step.exporting
+        since = self._settled_at.setdefault(number, real_time.monotonic())
+        late = real_time.monotonic() - since >= LATE_SECONDS
+        return (None if here and not late else step), False
+
+    def _finish(self) -> None:
+        """Do the work at the end of the run: the command, then the files that were not uploaded yet."""
+        recorded = [self._complete[number] for number in sorted(self._complete)]
+        if self._completer is not None and self._config.on_complete_when == "run":
+            self._completer.for_run(recorded, self._peers.last_start_unix_ns)
+        if self._sender is not None:
+            self._sender.finish()
+        if self._store is None:
+            return
+        for step in recorded:
+            self._upload_step(step)
+        spans = sorted((self._run / SPANS).glob("*.jsonl"))
+        files = [self._run / RUN_FILE, *spans, *_json(self._run / AFTER)]
+        self._upload(self._run / AFTER / UPLOADS, self._run, self._header, {}, files)
+
+    def _upload_step(self, step: Step) -> None:
+        base = self._run / step_folder(step.number)
+        artifacts: Mapping[str, int] = step.artifacts
+        if (base / MANIFEST / PRUNED).exists():
+            artifacts = {path: size for path, size in artifacts.items() if os.path.lexists(base / path)}
+        header = {**self._header, "step": step.number}
+        record = base / MANIFEST / UPLOADS
+        found = self._upload(record, base, header, artifacts, _json(base / MANIFEST))
+        if found is not None:
+            step.not_uploaded = sum(not found.has(path) for path in step.artifacts)
+
+    def _upload(
+        self,
+        record: Path,
+        base: Path,
+        header: Mapping[str, object],
+        artifacts: Mapping[str, int],
+        files: Iterable[Path],
+    ) -> Uploaded | None:
+        if self._store is None:
+            return None
+        uploaded = Uploaded(self._store, self._run, own(record), base, header)
+        ours = [file for file in files if file.is_file() and not is_foreign(file)]
+        self._not_uploaded[header.get("step")] = uploaded.upload(artifacts, ours)
+        return uploaded
+
+    def _prune(self) -> None:
+        keep_steps, keep_bytes = self._config.keep_steps, self._config.keep_bytes
+        if self._has_room or (keep_steps is None and keep_bytes is None):
+            return
+        complete = [self._complete[number] for number in sorted(self._complete)]
+        for step in complete:
+            folder = self._run / step_folder(step.number)
+            step.artifacts = {
+                path: size for path, size in step.artifacts.items() if os.path.lexists(folder / path)
+            }
+        limit = keep_bytes if isinstance(keep_bytes, int) else None
+        for step, reason in choose(complete, keep_steps, limit):
+            entry = prune(self._run, step, reason, self._header)
+            step.artifacts = {}
+            logger.notice(
+                "retention.pruned", step=step.number, bytes=entry.bytes, files=entry.files, reason=reason
+            )
+            if entry.kept:
+                logger.warning("retention.incomplete", step=step.number, kept=entry.kept[:5])
+        self._has_room = not any(step.not_uploaded for step in complete)
+
+
+def stored_name(run: Path) -> str:
+    """Return the name of a run in the store: its id, and what tells it from another run with this id."""
+    content = read_run(run)
+    run_id = str(content.get("run_id", ""))
+    origin = json.dumps([content.get("writer"), content.get("created_unix_ns")], sort_keys=True)
+    mark = hashlib.sha256(origin.encode()).hexdigest()[:8]
+    return f"{run_id if is_plain_name(run_id) else run.name}-{mark}"
+
+
+def _modified(folder: Path) -> int | None:
+    """Return when a folder was changed; None: it may have changed since without a trace."""
+    try:
+        changed = folder.lstat().st_mtime_ns
+    except OSError:
+        return None
+    return changed if abs(real_time.time_ns() - changed) > FRESH_SECONDS * 1e9 else None
+
+
+def _json(folder: Path) -> list[Path]:
+    try:
+        return json_files(folder)
+    except OSError:
+        return []
+
+
+def follow(
+    config: Config, runs: Callable[[], Iterable[Path]], job_runs: Callable[[], bool] | None = None
+) -> bool:
+    """Follow runs until all are over.
+
+    A run is over when no process of it is alive. If some have not ended well, they may be started again: as
+    long as the job runs, or for RESTART_SECONDS without a job to ask. After a SIGTERM that is not awaited.
+    A second SIGTERM, or Ctrl-C, ends it at once.
+
+    Args:
+        config: the configuration.
+        runs: returns the runs, of which there may be more at each call while the job runs.
+        job_runs: returns whether the job runs; None: there is none to ask.
+
+    Returns:
+        Whether everything was done.
+    """
+    followers: dict[Path, Follower] = {}
+    waits = False
+    with _signals() as signals:
+        try:
+            while True:
+                began, asked = real_time.monotonic(), len(signals)
+                running = job_runs is not None and job_runs()
+                for run in runs():
+                    if run not in followers:
+                        followers[run] = Follower(run, config)
+                again = math.inf if running else RESTART_SECONDS if job_runs is None and not asked else 0.0
+                over = [each.look(again) for each in followers.values()]
+                if all(over) and not running:
+                    return not any(each.has_failed for each in followers.values())
+                if not again and not waits:
+                    waits = True
+                    processes = [name for each in followers.values() for name in each.alive]
+                    logger.notice("follow.waiting", processes=processes[:5], count=len(processes))
+                pause = max(LOOK_SECONDS, REST * (real_time.monotonic() - began))
+                until = real_time.monotonic() + pause
+                while real_time.monotonic() < until and asked == len(signals):
+                    if running and job_runs is not None and not job_runs():
+                        break
+                    time.sleep(SIGNAL_SECONDS)
+        finally:
+            for each in followers.values():
+                each.close()
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """Yield a list for the first SIGTERM; the next one acts as Ctrl-C."""
+    received: list[int] = []
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if received:
+            raise KeyboardInterrupt
+        received.append(number)
+
+    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, handle)}
+    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may ignore it
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def is_open(pipe: int = 0) -> bool:
+    """Return whether `stepprof run` still holds the other end of a pipe, to which it writes nothing."""
+    return not select.select([pipe], [], [], 0)[0]

@@ -1,1 +1,0 @@
-"""Work after a recorded step: uploads, a user's command, retention."""

@@ -1,1 +1,0 @@
-"""Uploads of recorded steps to object storage, in a child process."""

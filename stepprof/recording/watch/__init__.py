@@ -1,1 +1,0 @@
-"""Watches of the run itself: slow steps and ranks that fall behind."""
