@@ -39,6 +39,7 @@ from stepprof.analysis.report.step_times import STEP, Part, RunSteps
 from stepprof.analysis.report.totals import MOST_REGIONS
 from stepprof.analysis.report.wording import seconds_text
 from stepprof.errors import ConfigError
+from stepprof.formatting import counted
 
 MOST_CHANGES = 200
 MOST_HEADLINES = 8
@@ -180,7 +181,7 @@ def _most(times: Iterable[ProcessTime]) -> float:
 def _calls(a: Sequence[ProcessTime], b: Sequence[ProcessTime]) -> str:
     """Return how often the slowest processes called it, if that differs."""
     before, after = (max(of, key=lambda time: time.seconds).calls for of in (a, b))
-    return "" if before == after else f"; {before} calls before, {after} now"
+    return "" if before == after else f"; {counted(before, 'call')} before, {after} now"
 
 
 def _ops(
