@@ -81,8 +81,7 @@ def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[R
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as work:
         given: dict[str, object] = {"files": [str(file) for file in files], "folder": work, "workers": 1}
         subjects = [
-            ("stepprof merge", "merge", {**given, "format": "perfetto"}),
-            ("stepprof merge --format json", "merge", {**given, "format": "json"}),
+            ("stepprof merge", "merge", given),
             ("msgspec: typed decode, nothing else", "decode", given),
             *((PEERS[subject].name, subject, given) for subject in MERGERS),
         ]
@@ -100,12 +99,11 @@ def _beside_peers(absent: dict[str, str], *, events: int, rounds: int) -> list[R
     )
     best = {row: min(each.cpu_seconds for each in done) for row, done in results.items()}
     peers = [best[PEERS[subject].name] for subject in MERGERS if PEERS[subject].name in best]
-    for ours in ("stepprof merge", "stepprof merge --format json"):
-        if peers:
-            share = best[ours] / min(peers)
-            rows.append(_judged(group, f"{ours} as a share of the fastest peer", share, 0.2))
-        over = best[ours] / best["msgspec: typed decode, nothing else"]
-        rows.append(_judged(group, f"{ours} over msgspec's decode", over, 1 / 0.3))
+    ours = best["stepprof merge"]
+    if peers:
+        rows.append(_judged(group, "stepprof merge as a share of the fastest peer", ours / min(peers), 0.2))
+    over = ours / best["msgspec: typed decode, nothing else"]
+    rows.append(_judged(group, "stepprof merge over msgspec's decode", over, 1 / 0.3))
     return rows
 
 
@@ -118,7 +116,7 @@ def _sources(*, quick: bool) -> list[Row]:
     with tempfile.TemporaryDirectory(prefix="stepprof-bench-") as work:
         for ranks in counts:
             files = actor_traces(make_traces(traces_folder(), events=events, ranks=ranks), ranks)
-            given = {"files": [str(file) for file in files], "folder": work, "format": "perfetto"}
+            given = {"files": [str(file) for file in files], "folder": work}
             done = measure(sys.executable, "merge", {**given, "workers": 2})
             name = f"{ranks} sources"
             rows += [

@@ -48,11 +48,11 @@ def merge(given: dict[str, Any]) -> Work:
     from stepprof.analysis.timeline.find import find
     from stepprof.analysis.timeline.merge import merge as merge_inputs
 
-    output = Path(given["folder"], f"stepprof.{'pftrace' if given['format'] == 'perfetto' else 'json.gz'}")
+    output = Path(given["folder"], "stepprof.pftrace")
 
     def work() -> object:
         found = find(given["files"], output_dir=Path())
-        merge_inputs(found.inputs, output, format=given["format"], workers=given["workers"])
+        merge_inputs(found.inputs, output, workers=given["workers"])
         return output.stat().st_size
 
     return work

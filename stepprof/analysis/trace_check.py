@@ -48,6 +48,6 @@ def check_traces(
 def check_input(wanted: Input) -> CheckedTrace:
     """Check one trace: the work of one worker."""
     path = Path(wanted.paths[0])
-    stream = DatabaseStream(path) if is_database(path.name) else TraceStream(path, piece=wanted.piece)
+    stream = DatabaseStream(path) if is_database(path.name) else TraceStream(path)
     checked, events = check_trace(stream, path.name, base_ns=0)
     return CheckedTrace(wanted.origin.path, wanted.bytes, events, checked)

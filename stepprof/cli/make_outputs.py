@@ -28,14 +28,14 @@ def make_timeline(
     from stepprof.analysis.report.analyse import placed
     from stepprof.analysis.timeline.extent import role_starts
     from stepprof.analysis.timeline.find import find
-    from stepprof.analysis.timeline.merge import default_output, merge
+    from stepprof.analysis.timeline.merge import DEFAULT_NAME, merge
 
     found = placed(find(paths, output_dir=output_dir, step=step))
     place = folder or found.folder or Path()
     with progress_bar("merging") as progress:
         merged = merge(
             found.inputs,
-            place / found.named(default_output(Path(), "perfetto").name),
+            place / found.named(DEFAULT_NAME),
             title=resolved(place).name if found.step is None else f"step {found.step} of {found.run_id}",
             progress=progress,
             roles=role_starts(found),

@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from stepprof.errors import ConfigError
-
-if TYPE_CHECKING:
-    from stepprof.analysis.timeline.parts import Format
 
 _LARGEST = 1e9  # seconds, and microseconds: decades, and hours
 
@@ -30,19 +25,6 @@ def check_options(args: argparse.Namespace) -> None:
 
 def _numbers(args: argparse.Namespace) -> dict[str, float | None]:
     return {"--from": args.from_seconds, "--to": args.to_seconds, "--min-us": args.min_us}
-
-
-def chosen_format(text: str) -> Format:
-    """Return the format that --format names; raise ConfigError if there is no such format."""
-    from stepprof.analysis.timeline.parts import FORMATS
-
-    for known in FORMATS:
-        if text == known:
-            return known
-    near = difflib.get_close_matches(text, FORMATS, 1, 0)
-    raise ConfigError(
-        f'--format "{text}": unknown format; did you mean "{near[0] if near else next(iter(FORMATS))}"?'
-    )
 
 
 def _refuse(given: Mapping[str, bool], beside: str) -> None:

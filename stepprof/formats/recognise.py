@@ -18,6 +18,9 @@ _TEXT = 0.95
 """Share of printable bytes in a text."""
 _OWN_TIMELINE = re.compile(rb"\x0a.\x50\x01\x68\x01\x32", re.DOTALL)
 """The start of a timeline that `stepprof merge` writes: a packet of sequence 1 with the clocks."""
+_OLD_TIMELINE = re.compile(rb'\{"baseTimeNanoseconds":\s*\d+,\s*"stepprof":\s*\{"timeline":')
+"""The start of a timeline in JSON, which older versions wrote."""
+_MERGED = "is a {}: give the run or the traces that it was merged from; `stepprof open` shows the timeline"
 _UTF16 = re.compile(rb"(?:\xff\xfe)?(?:\s\0)*[{\[]\0[^\0]\0|(?:\xfe\xff)?(?:\0\s)*\0[{\[]\0[^\0]")
 """The start of an object or a list, in either order of bytes."""
 _SIGN = re.compile(
@@ -132,15 +135,11 @@ def _what(path: Path) -> What | None:
     if start[:1] == b"\x0a" and not _is_text(
         start[:64]
     ):  # the first field of Perfetto's binary format is a packet
-        of, kind = (
-            ("merged timeline of stepprof", Kind.TIMELINE)
-            if _OWN_TIMELINE.match(start)
-            else ("timeline of Perfetto", Kind.FOREIGN)
-        )
-        return What(
-            kind,
-            f"is a {of}: give the run or the traces that it was merged from; `stepprof open` shows the timeline",
-        )
+        if _OWN_TIMELINE.match(start):
+            return What(Kind.TIMELINE, _MERGED.format("merged timeline of stepprof"))
+        return What(Kind.FOREIGN, _MERGED.format("timeline of Perfetto"))
+    if _OLD_TIMELINE.match(start):
+        return What(Kind.TIMELINE, _MERGED.format("merged timeline of stepprof"))
     if start.startswith(b"SQLite format 3\0") and is_database(path.name):
         return None
     return _binary(path, start) or _text(start.removeprefix(b"\xef\xbb\xbf").lstrip())

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from timelines import chrome_events
+from timelines import Timeline
 
 from stepprof.analysis.timeline.capture_window import CaptureWindow
 from stepprof.analysis.timeline.cutting import cut
@@ -53,18 +53,22 @@ def test_the_device_s_lanes(trace: Path, recorded: list[dict[str, Any]]) -> None
     """Each kernel, copy and range of the device is in the timeline with its duration, on one lane
     for each of two streams. Each launch has its arrow.
     """
-    output = trace.with_name("timeline.json.gz")
-    assert main(["merge", str(trace), "--format", "json", "--output", str(output)]) == 0
-    merged = chrome_events(output.read_bytes())["traceEvents"]
+    output = trace.with_name("timeline.pftrace")
+    assert main(["merge", str(trace), "--output", str(output)]) == 0
+    merged = Timeline(output.read_bytes())
     for categories in (ON_DEVICE, {"gpu_user_annotation"}):
-        assert slices(merged, categories) == slices(recorded, categories)
+        assert Counter(
+            (each["name"], Decimal(each["end"] - each["start"]) / 1000)
+            for each in merged.slices
+            if each["category"] in categories
+        ) == slices(recorded, categories)
     assert len(slices(recorded, ON_DEVICE)) > 20
-    lanes = {(event["pid"], event["tid"]) for event in merged if event.get("cat") in ON_DEVICE}
+    lanes = {each["uuid"] for each in merged.slices if each["category"] in ON_DEVICE}
     assert len(lanes) == len({event["tid"] for event in recorded if event.get("cat") in ON_DEVICE}) == 2
     # torch wrote six ends of arrows at calls of CUDA that start nothing; each remaining arrow leads
     # from a launch to its kernel or copy
-    arrows = Counter(event["ph"] for event in merged if event.get("cat") == "ac2g")
-    assert arrows == {"s": 24, "f": 24}
+    ends = [{number: each["category"] for number, each in ends} for ends in merged.flows.values()]
+    assert sum(end[48] in ON_DEVICE for end in ends) == 24
     assert slices(recorded, ON_DEVICE).total() == 24
 
 

@@ -49,6 +49,10 @@ PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.
         (TRACE.decode().encode("utf-16-be"), "is JSON in UTF-16: convert it to UTF-8"),
         (b"loss 0.1\n", f"is text and no trace: {TAKEN}"),
         (b"\xef\xbb\xbf<!DOCTYPE html>", f"is a web page and no trace: {TAKEN}"),
+        (
+            b'{"baseTimeNanoseconds":17,"stepprof":{"timeline":[{"piece":{}}]},"traceEvents":[\n',
+            "is a merged timeline of stepprof: give the run or the traces that it was merged from; `stepprof open` shows the timeline",
+        ),
         (b'{"lr": 0.1}', "is JSON without traceEvents, and no trace"),
         (gzip.compress(b'{"lr": 0.1}', mtime=0), "is JSON without traceEvents, and no trace"),
         (b"[[1, 2], [3, 4]]", "is a JSON list without events, and no trace"),

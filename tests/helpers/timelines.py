@@ -1,14 +1,10 @@
-"""Build timelines for tests: sources of any shape, and a simple reader of each format that reads as
-Perfetto does.
-"""
+"""Build timelines for tests: sources of any shape, and a simple reader that reads as Perfetto does."""
 
 from __future__ import annotations
 
-import gzip
 import json
 import struct
 from collections import defaultdict
-from decimal import Decimal
 
 import numpy as np
 from hypothesis import strategies as st
@@ -291,28 +287,3 @@ class Timeline:
             )
             for each in self.slices
         )
-
-
-# -- Chrome -------------------------------------------------------------------------------------------------
-
-
-def chrome_events(data):
-    """Return the content of a merged Chrome JSON, with its times as Decimal."""
-    return json.loads(gzip.decompress(data), parse_float=Decimal)
-
-
-def crossings(events):
-    """Return the pairs of slices of one thread that overlap without nesting, or that a viewer would
-    stack wrongly because of their order.
-    """
-    found, stacks = [], defaultdict(list)
-    last = {}
-    for event in sorted((each for each in events if each["ph"] == "X"), key=lambda each: each["ts"]):
-        stack = stacks[event["pid"], event["tid"]]
-        while stack and stack[-1]["ts"] + stack[-1]["dur"] <= event["ts"]:
-            stack.pop()
-        if stack and event["ts"] + event["dur"] > stack[-1]["ts"] + stack[-1]["dur"]:
-            found.append((stack[-1], event))
-        stack.append(event)
-        last[event["pid"]] = event
-    return found

@@ -9,6 +9,7 @@ import re
 
 import pytest
 from runs import ended_writer, make_run, record, record_engine, tell_engines
+from timelines import Timeline
 
 from stepprof.analysis.verify import verify_run
 from stepprof.cli.commands.show import render_step
@@ -396,18 +397,13 @@ class TestLateStop:
         assert any("1000 of its 1022 forward steps" in each["problem"] for each in report["problems"])
 
     def test_a_timeline_is_of_the_window(self, late, tmp_path, capsys):
-        """`merge` keeps only forward steps inside the window, and a report of the JSON timeline has the
-        same figures. `--to 5` includes later ones.
-        """
+        """`merge` keeps only forward steps inside the window. `--to 5` includes later ones."""
         run = late()
-        timeline = tmp_path / "t.json.gz"
-        assert main(["merge", str(run.path), "--format", "json", "--output", str(timeline)]) == 0
+        timeline = tmp_path / "t"
+        assert main(["merge", str(run.path), "--output", str(timeline)]) == 0
         assert "1000 of its 1022 forward steps" in "".join(capsys.readouterr())
         assert forward_steps(timeline) == 22
-        assert main(["report", str(timeline), "--json"]) == 0
-        [rollout] = json.loads(capsys.readouterr().out)["rollout"]
-        assert (rollout["iterations"], round(rollout["seconds"], 3)) == (22, 0.219)
-        assert main(["merge", str(run.path), "--format", "json", "--output", str(timeline), "--to", "5"]) == 0
+        assert main(["merge", str(run.path), "--output", str(timeline), "--to", "5"]) == 0
         assert forward_steps(timeline) == 501
         assert main(["merge", str(run.path)]) == 0
 
@@ -449,7 +445,5 @@ class TestLateStop:
 
 
 def forward_steps(timeline):
-    """Return the number of forward steps in a JSON timeline."""
-    with gzip.open(timeline) as file:
-        events = json.load(file)["traceEvents"]
-    return sum(event.get("cat") == "iteration" for event in events)
+    """Return the number of forward steps in a timeline."""
+    return sum(each["category"] == "iteration" for each in Timeline(timeline.read_bytes()).slices)

@@ -39,7 +39,6 @@ def quiet(*arguments):
         ["status"],
         ["check"],
         ["merge", "--workers", "1", "--output", "timeline.pftrace"],
-        ["merge", "--workers", "1", "--output", "timeline.json.gz", "--format", "json"],
         ["report", "--workers", "1", "--html", "report.html", "--json", "report.json"],
     ],
     ids=" ".join,

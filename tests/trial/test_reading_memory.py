@@ -25,7 +25,7 @@ import resource, sys
 from pathlib import Path
 from stepprof.analysis.report.digest import digest
 from stepprof.analysis.report.process_groups import Communication
-from stepprof.analysis.timeline import chrome, perfetto
+from stepprof.analysis.timeline import perfetto
 from stepprof.analysis.timeline.arguments import Shortened
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.load import load
@@ -39,12 +39,12 @@ def peak():
 before = peak()
 file, bound = sys.argv[1], int(sys.argv[2])
 wanted = Input(Origin("trace", "t"), (file,), Path(file).stat().st_size, alignment=Alignment("reference"))
-for what, keep in (("report", Communication()), ("perfetto", Shortened()), ("json", True)):
+for what, keep in (("report", Communication()), ("perfetto", Shortened())):
     source = load(wanted, args=keep, limits=Limits(memory_bytes=bound), flows=what != "report")
     if what == "report":
         digest(source)
     else:
-        for piece in (perfetto if what == "perfetto" else chrome).encode(source, Place(0, 1, "", 1790857026000000000)):
+        for piece in perfetto.encode(source, Place(0, 1)):
             pass
     print(what, peak() - before, int(not source.whole))
     del source
@@ -96,7 +96,7 @@ def test_peak(tmp_path: Path, kind: str) -> None:
     )
     assert done.returncode == 0, done.stderr[-2000:]
     grown = {what: int(bytes_) for what, bytes_, _ in map(str.split, done.stdout.splitlines())}
-    assert list(grown) == ["report", "perfetto", "json"]
+    assert list(grown) == ["report", "perfetto"]
     assert max(grown.values()) <= BOUND, grown
     small = kind in ("marks", "counters", "steps of requests")
     assert done.stdout.endswith("0\n" if small else "1\n")

@@ -16,7 +16,6 @@ from stepprof.analysis.timeline.find import Found, Input
 from stepprof.analysis.timeline.iterations import batch_size
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Slices, Source
-from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 
 
 def slice_rows(found: Found, wanted: frozenset[str], warn: Warn) -> Iterator[tuple[int, Batch]]:
@@ -57,8 +56,6 @@ def iteration_rows(found: Found, warn: Warn) -> Iterator[tuple[int, Batch]]:
 def _read(wanted: Input, *, arguments: bool) -> Source:
     """Read a source, cut to the step as `stepprof merge` cuts it."""
     source = load(wanted, args=arguments, flows=False)
-    if wanted.piece is not None:
-        source = without_held_slices(source)
     source = cut(marked_part(source, wanted), wanted.window).source
     if wanted.within is not None:
         start, end = (edge - source.alignment.offset_ns for edge in wanted.within)

@@ -33,7 +33,6 @@ from stepprof.analysis.timeline.file_names import shortened
 from stepprof.analysis.timeline.find import Found, Input
 from stepprof.analysis.timeline.load import LAUNCHES, load
 from stepprof.analysis.timeline.manifest_sources import windows_edges
-from stepprof.analysis.timeline.profiler_stalls import without_held_slices
 from stepprof.analysis.timeline.profiler_steps import MarkedStep, cut_to_step, marked_steps, median_step
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError, StepprofError
@@ -267,8 +266,6 @@ def digest_input(
     """
     keep = True if wanted.origin.kind == "spans" else Communication()
     source = load(wanted, args=keep, assume=assume, flows=LAUNCHES, evidence=False, lines=True)
-    if wanted.piece is not None:
-        source = without_held_slices(source)
     if wanted.origin.kind == "trace" and lacks_arrows(source):
         source = with_launches(
             load(wanted, args=Numbered(keep), assume=assume, flows=LAUNCHES, evidence=False, lines=True)

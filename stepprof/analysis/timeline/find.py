@@ -28,7 +28,6 @@ from stepprof.analysis.timeline.manifest_sources import (
 from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.analysis.timeline.named_traces import is_file, left_beside
 from stepprof.analysis.timeline.occurrence import Occurrence, without_superseded
-from stepprof.analysis.timeline.own_timeline import read_timeline
 from stepprof.analysis.timeline.profiler_stalls import with_held
 from stepprof.analysis.timeline.source_selection import of_ranks, of_roles
 from stepprof.config.selection import Ranks
@@ -104,20 +103,12 @@ class Found:
 
     stem: str | None = None
     """The name of the only trace, without its suffixes, if stepprof did not record it: other traces may be in its folder."""
-    filtered: list[tuple[Path, str]] = field(default_factory=list)
-    """Timelines from which filters removed slices, with these filters. No figure is computed from
-    them.
-    """
 
     @property
     def unlisted(self) -> set[str | None]:
         """The paths of the traces that no manifest lists. A manifest of the run, or of a timeline of it, states which of its captures are incomplete."""
         traces = [each for each in self.inputs if each.origin.kind != "spans"]
-        return {
-            each.origin.path
-            for each in traces
-            if each.origin.kind == "trace" or (each.status is None and each.piece is None)
-        }
+        return {each.origin.path for each in traces if each.origin.kind == "trace" or each.status is None}
 
     def named(self, name: str) -> str:
         """Return the default name of a file made of the step. An occurrence before the last one has
@@ -368,8 +359,6 @@ def _from_files(found: Found, path: Path) -> None:
     for file in files:
         if not single and not _may_be_trace(file):
             continue
-        if _from_timeline(found, resolved(file)):
-            continue
         shown = readable(file.name if single else file.relative_to(path).as_posix())
         origin, problems = origin_of_file(file, shown)
         headed.append((file, origin, not single and (bool(problems) or not_a_trace(file) is not None)))
@@ -397,21 +386,6 @@ def _is_damaged_trace(file: Path, names: Collection[str]) -> bool:
     return ("trace" in file.name.lower() or is_alike) and may_be_damaged(file)
 
 
-def _from_timeline(found: Found, file: Path) -> bool:
-    """Add a JSON timeline as the sources that it was made of; return False for any other file."""
-    known = read_timeline(file)
-    if known is None:
-        return False
-    timeline, inputs = known
-    found.inputs += inputs
-    found.manifests += timeline.manifests
-    found.findings += timeline.findings
-    found.placed |= {each.origin.process: each.alignment for each in inputs}
-    if timeline.left_out:
-        found.filtered.append((file, timeline.left_out))
-    return True
-
-
 def _may_be_trace(file: Path) -> bool:
     """Add a file, recognised by its name. A database is added only if the JSON of the same
     recording is missing.
@@ -425,7 +399,7 @@ def _add_folders(inputs: list[Input]) -> None:
     """Show files of the same name with their folders, and those with a time in their names without it."""
     names = Counter(each.origin.path for each in inputs)
     for number, each in enumerate(inputs):
-        if names[each.origin.path] > 1 and each.piece is None:
+        if names[each.origin.path] > 1:
             path = readable(Path(each.paths[0]).as_posix())
             inputs[number] = replace(each, origin=replace(each.origin, path=path))
     origins = shortened([each.origin for each in inputs])
@@ -457,6 +431,6 @@ def _align_files(found: Found, of_runs: Clocks | None) -> None:
     clocks = of_runs or Clocks.of([], [each.origin for each in found.inputs])
     alone = len(found.inputs) == 1
     for number, each in enumerate(found.inputs):
-        if each.alignment.method == "unmeasured" and each.piece is None:
+        if each.alignment.method == "unmeasured":
             alignment = Alignment("reference") if alone else clocks.alignment(each.origin)
             found.inputs[number] = replace(each, alignment=alignment, alone=alone)

@@ -15,7 +15,6 @@ from typing import Any, BinaryIO
 
 from isal import isal_zlib
 
-from stepprof.analysis.timeline.model import Piece
 from stepprof.host.plain_files import data_bytes, open_plain
 
 BLOCK = 1 << 19
@@ -65,17 +64,6 @@ def blocks(
             return
         total += len(piece)
         yield piece
-
-
-def member(path: Path, piece: Piece) -> tuple[int, int] | None:
-    """Return start and end of a source's member in a timeline; None if the file was changed."""
-    try:
-        with open_plain(path) as file:
-            start = file.seek(0, 2) - piece.from_end
-            file.seek(max(0, start))
-            return (start, start + piece.bytes) if start > 0 and file.read(2) == _GZIP else None
-    except OSError:
-        return None  # the reader of the file reports it
 
 
 def last_bytes(path: Path, count: int) -> bytes:

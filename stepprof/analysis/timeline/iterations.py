@@ -156,8 +156,8 @@ class Iterations:
         """Add the collected steps. A device's copies of the annotations are ignored if the process
         has its own.
         """
-        if not self._found or any(key[0] == "stated" for key in self._rows.keys):
-            return  # a timeline of stepprof contains them already
+        if not self._found:
+            return
         name, track, start, duration = (np.concatenate(parts) for parts in zip(*self._found, strict=True))
         keys = list(self._rows.keys)
         kind = np.array([key[0] == "thread" for key in keys])

@@ -31,7 +31,6 @@ from stepprof.analysis.timeline.iterations import Iterations
 from stepprof.analysis.timeline.model import Alignment, Args, Indices, Origin, Source, Times
 from stepprof.analysis.timeline.npu import adapt, is_npu
 from stepprof.analysis.timeline.open_slices import end_open_slices
-from stepprof.analysis.timeline.own_metadata import SOURCE, StatedSource, stated_source
 from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.tracks import Rows
 from stepprof.formatting import number, size
@@ -69,8 +68,7 @@ def read(
         The source; without events and with a finding if the zero of its times is not known.
     """
     limit = (raw.limits or Limits()).memory_bytes
-    ours = isinstance(raw, TraceStream) and raw.piece is not None
-    reader = _Reader(args, arrows_wanted=flows, ours=ours)
+    reader = _Reader(args, arrows_wanted=flows)
     taken = total = held = 0
     for batch in raw:
         total += len(batch)
@@ -82,10 +80,6 @@ def read(
     source = reader.source(origin, alignment, raw.header, raw.findings, base_ns)
     source.whole = raw.whole and taken == total
     source.sound = raw.whole and not raw.findings and not reader.untimed
-    if ours and reader.stated is not None:
-        source.metadata = reader.stated.metadata
-        source.findings += reader.stated.findings
-        source.whole &= reader.stated.whole
     if taken < total:
         source.findings.append(
             f"the first {number(taken)} of its {number(total)} events are read: a source takes at most {size(limit)} of memory"
@@ -97,8 +91,6 @@ def read(
 class _Reader:
     args: bool | Keep
     arrows_wanted: bool | Collection[str]
-    ours: bool
-    """Read a timeline of stepprof, with metadata that states the tracks of the rows."""
     names: Interned[str] = field(default_factory=Interned)
     categories: Interned[str] = field(default_factory=Interned)
     rows: Rows = field(default_factory=Rows)
@@ -115,7 +107,6 @@ class _Reader:
     negative: int = 0
     unknown: dict[str, int] = field(default_factory=dict)
     earliest: int | None = None
-    stated: StatedSource | None = None
 
     def __post_init__(self) -> None:
         self.slices = SliceColumns(bool(self.args), shared=callable(self.args))
@@ -131,8 +122,6 @@ class _Reader:
         if isinstance(batch, EventLines):
             self._add(batch, self.kinds.of_lines(batch), self._seen(batch.start), batch.duration)
             return
-        if self.ours:
-            self.name(batch)
         kind, phase = self.kinds.of(batch)
         complete = phase == COMPLETE
         if complete.all():
@@ -159,8 +148,6 @@ class _Reader:
         for event in batch:
             if event.ph == "M":
                 self.rows.name(event)
-                if event.name == SOURCE:
-                    self.stated = stated_source(event.args)
 
     def _others(self, events: list[Event]) -> None:
         rest: dict[str, list[Event]] = {}
@@ -261,7 +248,7 @@ class _Reader:
         self.pairs.finish()
         self.iterations.finish(self.slices, self.counters)
         base = anchor_of(header, self.earliest)
-        if base is None and base_ns is not None and (self.ours or self.stated is None):
+        if base is None and base_ns is not None:
             base = base_ns
             if base or alignment.method != "reference":  # a source alone is by its own clock
                 alignment = Alignment("assumed", 0, None)
@@ -318,7 +305,7 @@ class _Reader:
 
 def _refused(source: Source) -> Source:
     """Return the source without its events: the zero of its times is not known."""
-    nothing = _Reader(False, arrows_wanted=False, ours=False).source(
+    nothing = _Reader(False, arrows_wanted=False).source(
         source.origin, source.alignment, {}, source.findings, None
     )
     nothing.findings.append(

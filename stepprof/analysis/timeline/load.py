@@ -13,7 +13,6 @@ from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.inflate import Limits
 from stepprof.analysis.timeline.kineto import Keep, read
 from stepprof.analysis.timeline.model import Alignment, Flags, Source, Times
-from stepprof.analysis.timeline.own_metadata import stated_tasks
 from stepprof.analysis.timeline.raw import TraceStream
 from stepprof.analysis.timeline.span_sources import read_spans_of
 from stepprof.formats.npu_folder import is_database
@@ -55,7 +54,7 @@ def load(
         alignment = Alignment("assumed", -named, None)
     elif (ONE_CLOCK in assume or assume.get(ALL) == 0) and alignment.method == "unmeasured":
         alignment = Alignment("assumed", 0, None)
-    if wanted.origin.kind == "spans" and wanted.piece is None:
+    if wanted.origin.kind == "spans":
         source = read_spans_of(
             wanted.paths,
             wanted.step,
@@ -68,7 +67,7 @@ def load(
         )
     else:
         path = Path(wanted.paths[0])
-        stream: DatabaseStream | TraceStream = TraceStream(path, limits, wanted.piece, lines)
+        stream: DatabaseStream | TraceStream = TraceStream(path, limits, lines)
         if is_database(path.name):
             from stepprof.analysis.timeline.npu_database import DatabaseStream  # with SQLite: 1 MB
 
@@ -81,8 +80,6 @@ def load(
         )
         if source.anchor_ns is not None:
             source.anchor_ns -= wanted.wall_ahead_ns
-        if wanted.origin.kind == "spans" and source.slices.args is not None:
-            source.slices = replace(source.slices, task=stated_tasks(source.slices.args))
     return without_strays(source)
 
 

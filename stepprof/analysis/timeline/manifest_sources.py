@@ -11,7 +11,7 @@ from typing import Any
 from stepprof.analysis.post_step_notes import pruned_paths
 from stepprof.analysis.timeline.capture_window import CaptureWindow
 from stepprof.analysis.timeline.file_names import worker_of
-from stepprof.analysis.timeline.model import Alignment, Origin, Piece
+from stepprof.analysis.timeline.model import Alignment, Origin
 from stepprof.analysis.timeline.span_sources import span_files
 from stepprof.formats import npu_folder
 from stepprof.host.plain_files import readable
@@ -70,8 +70,6 @@ class Input:
     """For a trace: how far its times, which are by the wall clock, are ahead of its process's clock."""
     held: tuple[tuple[str, int, int], ...] = ()
     """When the profiler held its process up, by `stepprof.analysis.timeline.profiler_stalls`."""
-    piece: Piece | None = None
-    """For a merged timeline: the source in it; None: the whole file is one source."""
     marked_step: int | None = None
     """For a trace without a manifest: the selected one of the steps that torch's profiler marked; None: not selected."""
     alone: bool = False

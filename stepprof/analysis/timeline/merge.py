@@ -1,7 +1,7 @@
 """Merge many sources into one timeline: a worker reads each source and writes it as a part, and the
 parts are concatenated.
 
-Both formats allow that: packets of Perfetto and members of gzip can be concatenated. No source
+Perfetto's packets can be concatenated. No source
 waits for another one, and a worker has one source in memory at a time. So the largest source
 determines the memory, whatever their number.
 """
@@ -17,18 +17,14 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from isal import igzip
-
-from stepprof.analysis.timeline import chrome, descriptors, own_timeline
+from stepprof.analysis.timeline import descriptors
 from stepprof.analysis.timeline.clocks import describe, worst_error
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input
-from stepprof.analysis.timeline.inflate import Limits
-from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Source
 from stepprof.analysis.timeline.ordering import source_order
-from stepprof.analysis.timeline.parts import FORMATS, Format, Job, Part, write_part, write_source
-from stepprof.analysis.timeline.placement import Place, clock_text, suffixes
+from stepprof.analysis.timeline.parts import Job, Part, write_part, write_source
+from stepprof.analysis.timeline.placement import Place, suffixes
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
 from stepprof.errors import ConfigError
 from stepprof.formatting import counted
@@ -36,12 +32,11 @@ from stepprof.formatting import counted
 if TYPE_CHECKING:
     from stepprof.analysis.timeline.ray_workers import Cluster
 
-_DAY_NS = 86_400 * 10**9
 _COPY = 4 << 20
+DEFAULT_NAME = "timeline.pftrace"
+"""The file for the timeline of a step, in its folder."""
 _MOST_LISTED = 3
 """The most entries listed about left-out files, if nothing else was found."""
-_GUESSED_FROM = 1 << 17
-"""Bytes of a trace from which the start of the timeline is estimated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +44,6 @@ class Merged:
     """A written timeline."""
 
     path: Path
-    format: Format
     bytes: int
     parts: list[Part]
     clock: str
@@ -61,22 +55,10 @@ class Merged:
         return [(part.label, problem) for part in self.parts for problem in part.findings]
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
-    """The head of a timeline in JSON."""
-
-    inputs: Sequence[Input]
-    base_ns: int
-    about: Mapping[str, object]
-    added: int = 0
-    """How many further sources follow them."""
-
-
 def merge(
     inputs: Sequence[Input],
     output: Path,
     *,
-    format: Format = "perfetto",  # noqa: A002 - the name of the option
     title: str = "timeline",
     filters: Filters | None = None,
     workers: int | None = None,
@@ -85,7 +67,6 @@ def merge(
     roles: Mapping[str | None, int] | None = None,
     cluster: Cluster | None = None,
     left_out: Sequence[tuple[str | None, str]] = (),
-    about: Mapping[str, object] | None = None,
     added: Sequence[Source] = (),
 ) -> Merged:
     """Write one timeline.
@@ -93,7 +74,6 @@ def merge(
     Args:
         inputs: the sources, from `find`.
         output: the file; it is replaced as a whole, or not at all.
-        format: "perfetto" (compact) or "json" (every argument; Chrome's, compressed).
         title: name of the timeline.
         filters: the events to leave out.
         workers: the largest number of processes; None: one per core, and only this one for small sources.
@@ -102,7 +82,6 @@ def merge(
         roles: when each role began [ns], for the order of the sources.
         cluster: runs the work instead of processes of this machine.
         left_out: files that are no sources, with the reasons. An error lists them if there is no source.
-        about: facts in the head of a timeline in JSON, for programs that read it again: the fields of `stepprof.analysis.timeline.own_timeline.Timeline`.
         added: further sources, which are drawn above the others and are none of the files.
 
     Raises:
@@ -110,32 +89,19 @@ def merge(
     """
     if not inputs:
         raise ConfigError(nothing(left_out))
-    job = Job(format, filters or Filters(), dict(assume or {}))
+    job = Job(filters or Filters(), dict(assume or {}))
     ordered = places(inputs, roles or {}, above=len(added))
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".merge-", dir=output.parent) as scratch:
-            parts, base = _write_parts(
-                ordered,
-                job,
-                Path(scratch),
-                workers,
-                progress,
-                cluster=cluster,
-                begin=min(roles.values()) if roles else None,
-            )
+            parts = _write_parts(ordered, job, Path(scratch), workers, progress, cluster=cluster)
             refuse_nothing(parts, job.filters)
-            _write_added(added, len(parts), base, job, Path(scratch))
+            _write_added(added, len(parts), job, Path(scratch))
             alignments = [part.alignment for part in parts]
-            merged = Merged(output, format, 0, parts, describe(alignments), worst_error(alignments))
+            merged = Merged(output, 0, parts, describe(alignments), worst_error(alignments))
             whole = Path(scratch, "whole")
             with whole.open("wb") as file:
-                if format == "perfetto":
-                    _assemble_perfetto(file, merged, title, Path(scratch), len(added))
-                else:
-                    facts = {"findings": left_out, **(about or {})}
-                    head = Head([wanted for wanted, _ in ordered], base, facts, len(added))
-                    _assemble_json(file, merged, title, Path(scratch), head)
+                _assemble(file, merged, title, Path(scratch), len(added))
             size = whole.stat().st_size
             whole.replace(output)
     except OSError as problem:
@@ -195,42 +161,31 @@ def _write_parts(
     progress: Callable[[int, int], None] | None,
     *,
     cluster: Cluster | None,
-    begin: int | None,
-) -> tuple[list[Part], int]:
-    """Write the part of each source; return their origins and the time that all times are relative
-    to.
-    """
-    if job.format == "json":
-        ordered = _with_base(ordered, begin or _first_guess(ordered, job))
-    while True:
-        sizes = [wanted.bytes for wanted, _ in ordered]
-        results: list[Part | Failed]
-        if cluster is None:
-            tasks = [(wanted, place, job, str(_part_file(scratch, place.index))) for wanted, place in ordered]
-            results = each_in_worker(_write_file, tasks, sizes=sizes, workers=workers, progress=progress)
-        else:
-            results = cluster.each(
-                _write_bytes,
-                [(wanted, place, job) for wanted, place in ordered],
-                sizes=sizes,
-                workers=workers,
-                progress=progress,
-                taken=partial(_take, scratch),
-            )
-        parts = [
-            Part.failed(wanted, place, f"not in the timeline: {result.reason}")
-            if isinstance(result, Failed)
-            else result
-            for (wanted, place), result in zip(ordered, results, strict=True)
-        ]
-        for (_, place), result in zip(ordered, results, strict=True):
-            if isinstance(result, Failed):
-                _part_file(scratch, place.index).unlink(missing_ok=True)
-        first = min((part.first_ns for part in parts if part.first_ns is not None), default=0)
-        if job.format == "perfetto" or first >= ordered[0][1].base_ns:
-            return parts, ordered[0][1].base_ns
-        # a source that starts days before the one that the base comes from
-        ordered, progress = _with_base(ordered, first), None
+) -> list[Part]:
+    """Write the part of each source; return their origins."""
+    sizes = [wanted.bytes for wanted, _ in ordered]
+    results: list[Part | Failed]
+    if cluster is None:
+        tasks = [(wanted, place, job, str(_part_file(scratch, place.index))) for wanted, place in ordered]
+        results = each_in_worker(_write_file, tasks, sizes=sizes, workers=workers, progress=progress)
+    else:
+        results = cluster.each(
+            _write_bytes,
+            [(wanted, place, job) for wanted, place in ordered],
+            sizes=sizes,
+            workers=workers,
+            progress=progress,
+            taken=partial(_take, scratch),
+        )
+    for (_, place), result in zip(ordered, results, strict=True):
+        if isinstance(result, Failed):
+            _part_file(scratch, place.index).unlink(missing_ok=True)
+    return [
+        Part.failed(wanted, place, f"not in the timeline: {result.reason}")
+        if isinstance(result, Failed)
+        else result
+        for (wanted, place), result in zip(ordered, results, strict=True)
+    ]
 
 
 def _write_file(wanted: Input, place: Place, job: Job, path: str) -> Part:
@@ -253,65 +208,19 @@ def _part_file(scratch: Path, index: int) -> Path:
     return scratch / f"part-{index}"
 
 
-def _first_guess(ordered: list[tuple[Input, Place]], job: Job) -> int:
-    """Estimate the start of the timeline from the first events of the smallest source, or from all
-    of it if its end is needed.
-    """
-    smallest = sorted((wanted for wanted, _ in ordered), key=lambda each: each.bytes)
-    for limits in (Limits(inflated_bytes=_GUESSED_FROM), None):
-        for wanted in smallest:
-            extent = load(wanted, args=False, assume=job.assume, limits=limits, flows=False).extent
-            if extent is not None:
-                return extent[0]
-    return 0
-
-
-def _with_base(ordered: list[tuple[Input, Place]], first_ns: int) -> list[tuple[Input, Place]]:
-    base = max(0, first_ns - first_ns % _DAY_NS - _DAY_NS)
-    return [(wanted, replace(place, base_ns=base)) for wanted, place in ordered]
-
-
-def _write_added(added: Sequence[Source], count: int, base: int, job: Job, scratch: Path) -> None:
+def _write_added(added: Sequence[Source], count: int, job: Job, scratch: Path) -> None:
     """Write sources that are no files after the others; they are drawn above these."""
     for number, source in enumerate(added):
-        place = Place(count + number, count + len(added), base_ns=base, above=-count)
+        place = Place(count + number, count + len(added), above=-count)
         with _part_file(scratch, place.index).open("wb") as file:
-            write_source(job.filters.apply(source), place, job, file)
+            write_source(job.filters.apply(source), place, file)
 
 
-def _assemble_perfetto(file: BinaryIO, merged: Merged, title: str, scratch: Path, added: int) -> None:
+def _assemble(file: BinaryIO, merged: Merged, title: str, scratch: Path, added: int) -> None:
     """Concatenate the parts after the head of the format."""
     start = min((part.first_ns for part in merged.parts if part.first_ns is not None), default=0)
     file.write(descriptors.head(title, merged.clock, start))
     _append(file, len(merged.parts) + added, scratch)
-
-
-def _assemble_json(file: BinaryIO, merged: Merged, title: str, scratch: Path, head: Head) -> None:
-    """Concatenate parts of JSON in members of gzip. The head states the position of each source."""
-    parts = merged.parts
-    sources = [
-        {
-            "name": part.label,
-            "file": part.path,
-            "clock": clock_text(part.alignment),
-            "findings": part.findings,
-        }
-        for part in parts
-    ]
-    facts = {"title": title, "clock": merged.clock, "clock_error_ns": merged.clock_error_ns}
-    tail = igzip.compress(chrome.tail({**facts, "sources": sources}), 1, mtime=0)
-    files = [_part_file(scratch, index) for index in range(len(parts) + head.added)]
-    sizes = [part.stat().st_size if part.is_file() else 0 for part in files]
-    described = own_timeline.described(
-        head.inputs,
-        [part.alignment for part in parts],
-        sizes[: len(parts)],
-        sum(sizes[len(parts) :]) + len(tail),
-        head.about,
-    )
-    file.write(igzip.compress(chrome.head(head.base_ns, described), 1, mtime=0))
-    _append(file, len(files), scratch)
-    file.write(tail)
 
 
 def _append(file: BinaryIO, count: int, scratch: Path) -> None:
@@ -321,8 +230,3 @@ def _append(file: BinaryIO, count: int, scratch: Path) -> None:
             with path.open("rb") as part:
                 shutil.copyfileobj(part, file, _COPY)
             path.unlink()
-
-
-def default_output(folder: Path, format_: Format) -> Path:
-    """Return the default file for the timeline of a step."""
-    return folder / f"timeline{FORMATS[format_]}"

@@ -120,20 +120,6 @@ class Alignment:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """The position of one source in a timeline in JSON that `stepprof merge` wrote: a member of
-    gzip, and a process of its own.
-    """
-
-    pid: int
-    from_end: int
-    """Bytes from its start to the end of the file."""
-    bytes: int
-    offset_ns: int = 0
-    """How far its own clock is ahead of the timeline's clock."""
-
-
-@dataclass(frozen=True, slots=True)
 class Track:
     """A row of a process, with slices on it.
 

@@ -7,11 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import PurePath
-from typing import BinaryIO, Literal
+from typing import BinaryIO
 
-from isal import isal_zlib
-
-from stepprof.analysis.timeline import chrome, perfetto
+from stepprof.analysis.timeline import perfetto
 from stepprof.analysis.timeline.arguments import Shortened
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.cutting import cut
@@ -19,21 +17,14 @@ from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input
 from stepprof.analysis.timeline.load import load
 from stepprof.analysis.timeline.model import Alignment, Source
-from stepprof.analysis.timeline.own_metadata import StatedSource
 from stepprof.analysis.timeline.placement import Place, process_name
 from stepprof.analysis.timeline.profiler_stalls import with_held_slices
-
-Format = Literal["perfetto", "json"]
-FORMATS: dict[Format, str] = {"perfetto": ".pftrace", "json": ".json.gz"}
-"""Formats, and the endings of their file names."""
-_MEMBER = 31  # window bits: a member of gzip
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """The settings of a merge, equal for all its workers."""
 
-    format: Format = "perfetto"
     filters: Filters = field(default_factory=Filters)
     assume: Mapping[str, int] = field(default_factory=dict)
 
@@ -95,18 +86,14 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
     Args:
         wanted: the source.
         place: its place among the others.
-        job: the format, and the filters.
+        job: the filters.
         file: receives the part.
     """
-    keep = Shortened() if job.format == "perfetto" else True
-    source = load(wanted, args=keep, assume=job.assume)
+    source = load(wanted, args=Shortened(), assume=job.assume)
     filters = job.filters
     if (filters.from_ns, filters.to_ns) == (None, None):
         source = cut(source, wanted.window).source
-    stated = StatedSource(source.metadata, list(source.findings), source.whole)
-    source = with_held_slices(
-        source, wanted.held if wanted.piece is None else ()
-    )  # a timeline contains them already
+    source = with_held_slices(source, wanted.held)
     source.findings += never_compared(source.origin, source.alignment)
     if wanted.within is not None and (filters.from_ns, filters.to_ns) == (None, None):
         start, end = (edge - source.alignment.offset_ns for edge in wanted.within)
@@ -114,54 +101,36 @@ def write_part(wanted: Input, place: Place, job: Job, file: BinaryIO) -> Part:
         source.findings.append(
             "its capture spans several steps or roles: cut to the selected windows; use --from and --to to see more"
         )
-    return write_source(filters.apply(source), place, job, file, stated)
+    return write_source(filters.apply(source), place, file)
 
 
-def write_source(
-    source: Source, place: Place, job: Job, file: BinaryIO, stated: StatedSource | None = None
-) -> Part:
+def write_source(source: Source, place: Place, file: BinaryIO) -> Part:
     """Write the part of a source that was read.
 
     Args:
         source: on the common clock.
         place: its place among the others.
-        job: the format.
         file: receives the part.
-        stated: facts about the source, for programs that read a timeline in JSON again.
     """
-    first = source.extent[0] if source.extent else None
-    written = 0
-    if job.format == "perfetto":
-        for piece in perfetto.encode(source, place):
-            written += file.write(piece)
-    elif first is None or first >= place.base_ns:
-        written = _compress(chrome.encode(source, place, stated or StatedSource()), file)
-    return Part.of(source, place, written)
-
-
-def _compress(pieces: Iterable[bytes], file: BinaryIO) -> int:
-    """One member of gzip."""
-    member = isal_zlib.compressobj(1, wbits=_MEMBER)
-    return sum(file.write(member.compress(piece)) for piece in pieces) + file.write(member.flush())
+    return Part.of(source, place, sum(map(file.write, perfetto.encode(source, place))))
 
 
 _INFLATE = {".gz": 11, ".db": 2}
 """The ratio of a trace's JSON, or of the same data in a database of torch_npu, to its gzip (docs/performance.md)."""
-_OF_TEXT: dict[Format, float] = {"perfetto": 0.17, "json": 0.1}
+_OF_TEXT = 0.17
 """Bytes of a timeline per byte of uncompressed JSON."""
-_BROWSER: dict[Format, int] = {"perfetto": 1 << 30, "json": 100 << 20}
-"""The Perfetto UI holds a trace several times in a memory of 4 GB, and inflates all JSON."""
+_BROWSER = 1 << 30
+"""The Perfetto UI holds a trace several times in a memory of 4 GB."""
 
 
-def estimate(inputs: Iterable[Input], format_: Format) -> int:
+def estimate(inputs: Iterable[Input]) -> int:
     """Return a rough upper bound of the bytes of a timeline of these inputs. Filters make it smaller."""
     text = sum(each.bytes * _INFLATE.get(PurePath(each.paths[0]).suffix, 1) for each in inputs)
-    return int(text * _OF_TEXT[format_])
+    return int(text * _OF_TEXT)
 
 
-def too_large(bytes_: int, format_: Format) -> str | None:
+def too_large(bytes_: int) -> str | None:
     """Return a sentence about a timeline that is too large for a browser; None if it is not."""
-    if bytes_ <= _BROWSER[format_]:
+    if bytes_ <= _BROWSER:
         return None
-    other = "" if format_ == "perfetto" else "--format perfetto, "
-    return f"larger than what a browser opens (about {_BROWSER[format_] >> 20} MB); reduce it with {other}--ranks or --roles, --from and --to, --min-us or --no-cpu-ops"
+    return f"larger than what a browser opens (about {_BROWSER >> 20} MB); reduce it with --ranks or --roles, --from and --to, --min-us or --no-cpu-ops"

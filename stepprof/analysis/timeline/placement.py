@@ -24,10 +24,6 @@ class Place:
     count: int
     suffix: str = ""
     """The suffix that distinguishes it from another source of the same name."""
-    base_ns: int = 0
-    """The time that times are relative to, in formats that cannot hold nanoseconds since 1970. No
-    event is earlier.
-    """
     above: int = 0
     """How many of the sources that have a higher index are drawn above it."""
 

@@ -86,12 +86,3 @@ def with_held_slices(source: Source, held: Sequence[Held]) -> Source:
         tracks=[*source.tracks, Track(*_TRACK, _TRACK, _ORDER)],
         slices=longer,
     )
-
-
-def without_held_slices(source: Source) -> Source:
-    """Return a source of a timeline without the track that `with_held_slices` added."""
-    ours = [number for number, track in enumerate(source.tracks) if (track.kind, track.name) == _TRACK]
-    profiler = [number for number, name in enumerate(source.categories) if name == CATEGORY]
-    slices = source.slices
-    kept = ~(np.isin(slices.track, ours) & np.isin(slices.category, profiler))
-    return source if kept.all() else replace(source, slices=slices.where(kept))

@@ -14,14 +14,12 @@ import codecs
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 
 from stepprof.analysis.timeline.event import Event, EventDecoder, loosely
 from stepprof.analysis.timeline.event_lines import AFTER, LineReader
 from stepprof.analysis.timeline.header import ending, is_nested, keys_behind, table
-from stepprof.analysis.timeline.inflate import BLOCK, Limits, blocks, is_compressed, last_bytes, member
-from stepprof.analysis.timeline.model import Piece
+from stepprof.analysis.timeline.inflate import BLOCK, Limits, blocks, is_compressed, last_bytes
 from stepprof.analysis.timeline.salvage import BORDER, DECODE_ERRORS, borders, salvage
 from stepprof.analysis.timeline.utf8 import Utf8
 from stepprof.formats.kineto_text import sound_head
@@ -40,8 +38,6 @@ _NESTED = 64
 """The most keys called traceEvents before the one at the top level."""
 _PADDING = b" \t\r\n\0"
 """What may follow the last brace: some file systems fill the end of a file with zeros."""
-_LAST = b'{"ph":"M"}]'
-"""Text after the last comma of a source in a timeline."""
 
 
 def read_header(path: Path, *, behind: bool = False) -> tuple[dict[str, object], list[str]]:
@@ -64,14 +60,12 @@ class TraceStream:
     Args:
         path: the file.
         limits: limits for reading it.
-        piece: for a timeline, the selected source.
         lines: whether to yield `EventLines` where Kineto wrote the events of a compressed file.
             Their arguments are not checked.
     """
 
     path: Path
     limits: Limits | None = None
-    piece: Piece | None = None
     lines: bool = False
     header: dict[str, object] = field(default_factory=dict)
     findings: list[str] = field(default_factory=list)
@@ -89,7 +83,7 @@ class TraceStream:
 
     def __iter__(self) -> Iterator[Sequence[Event]]:
         """Yield the batches; callable once."""
-        if self.lines and self.piece is None and is_compressed(self.path):
+        if self.lines and is_compressed(self.path):
             self._lines = LineReader(self._decode)
         yield from self._batches(self.limits or Limits())
         if self._damaged:
@@ -113,28 +107,8 @@ class TraceStream:
         return keys_behind(last_bytes(self.path, _LAST_KEYS)) if self._is_table else {}
 
     def _batches(self, limits: Limits) -> Iterator[Sequence[Event]]:
-        if self.piece is not None:
-            yield from self._of_piece(limits, self.piece)
-            return
         batch = min(BLOCK, limits.event_bytes)
         yield from self._decoded(self._utf8.blocks(self._counted(limits.inflated_bytes, batch)), limits)
-
-    def _of_piece(self, limits: Limits, piece: Piece) -> Iterator[Sequence[Event]]:
-        """Yield the events of one source of a timeline: those of its member, or, if the file was
-        compressed again, all events of the source.
-        """
-        self.head()
-        base = self.header.get("baseTimeNanoseconds")
-        header: dict[str, object] = {
-            "baseTimeNanoseconds": base + piece.offset_ns if isinstance(base, int) else None
-        }
-        self._is_table = False  # a member is an array
-        part = member(self.path, piece)
-        text = self._counted(limits.inflated_bytes, min(BLOCK, limits.event_bytes), part)
-        source = self._utf8.blocks(text if part is None else chain([b"["], text, [_LAST]))
-        for batch in self._decoded(source, limits):
-            yield [event for event in batch if event.pid == piece.pid]
-        self.header = header
 
     def _decoded(self, source: Iterator[bytes], limits: Limits) -> Iterator[Sequence[Event]]:
         batch = min(BLOCK, limits.event_bytes)
@@ -216,9 +190,9 @@ class TraceStream:
                 return b""
         return rest
 
-    def _counted(self, limit: int, block: int, part: tuple[int, int] | None = None) -> Iterator[bytes]:
+    def _counted(self, limit: int, block: int) -> Iterator[bytes]:
         problems: list[str] = []
-        for text in blocks(self.path, limit, problems, block, part):
+        for text in blocks(self.path, limit, problems, block):
             self.inflated_bytes += len(text)
             yield text
         self.findings += problems

@@ -23,7 +23,6 @@ from stepprof.analysis.timeline.columns import (
     SliceColumns,
 )
 from stepprof.analysis.timeline.model import Alignment, Origin, Source, Track, TrackKind
-from stepprof.analysis.timeline.own_metadata import TASK
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.analysis.timeline.utf8 import Utf8
 from stepprof.host.clock import Anchor
@@ -242,7 +241,7 @@ class _Reader:
         if span.kind in _OWN_TRACKS:
             place = "async", _OWN_TRACKS[span.kind].format(span.thread)
         task = -1 if span.task is None else self.tasks[span.thread, span.task]
-        args = self._args(span, task) if self.args else None
+        args = self._args(span) if self.args else None
         tracks = [self.tracks[place]]
         if b'"sample"' in (attributes := bytes(span.attrs)):
             try:
@@ -263,16 +262,12 @@ class _Reader:
         return True
 
     @staticmethod
-    def _args(span: _Span, task: int) -> bytes:
-        """Return the attributes after the owner of the span and the number of its coroutine; an attribute of the same name is
-        the user's and replaces it.
-        """
+    def _args(span: _Span) -> bytes:
+        """Return the attributes after the owner of the span; an attribute of the same name is the user's and replaces it."""
         attributes = bytes(span.attrs).strip()
         fields: dict[str, object] = {"step": span.step, "role": span.role, "kind": span.kind}
         if span.error:
             fields["error"] = True
-        if task >= 0:
-            fields[TASK] = task
         common = {
             key: value
             for key, value in fields.items()

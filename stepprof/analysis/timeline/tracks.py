@@ -18,7 +18,6 @@ from stepprof.analysis.timeline.columns import Interned
 from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.event import Event
 from stepprof.analysis.timeline.model import Flags, Indices, Slices, Times, Track, TrackKind
-from stepprof.analysis.timeline.own_metadata import StatedRow
 from stepprof.analysis.timeline.salvage import DECODE_ERRORS
 from stepprof.formatting import number
 
@@ -58,7 +57,7 @@ OUR_ATTRIBUTES = "stepprof.attributes"
 """The category of the attributes of a region that the trace also has on its thread."""
 
 Place = int | str
-Kind = TrackKind | Literal["annotations", "waits", "stated"]
+Kind = TrackKind | Literal["annotations", "waits"]
 _KINDS: tuple[Kind, ...] = ("thread", "stream", "annotations", "waits")
 _KIND_OF = dict.fromkeys(DEVICE, 1) | dict.fromkeys(DEVICE_ANNOTATIONS, 2) | {"cuda_sync": 3}
 _ON_DEVICE = frozenset(_KINDS[1:])
@@ -79,7 +78,6 @@ class _Named(msgspec.Struct):
     name: str = ""
     labels: str = ""
     sort_index: float = 0
-    stepprof: StatedRow | None = None
 
 
 _named = msgspec.json.Decoder(_Named)
@@ -105,10 +103,6 @@ class Rows:
     _thread: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
     _stream: dict[tuple[Place, Place], _Named] = field(default_factory=dict)
     """Names of streams, at places that may also belong to a thread."""
-    _stated: dict[tuple[Place, Place], StatedRow] = field(default_factory=dict)
-    """The track of each row of a timeline that stepprof wrote. The file states it before the events
-    of the row.
-    """
     _name_bytes: int = 0
 
     def of_places(self, place: Indices, category: Indices, categories: Interned[str]) -> Indices:
@@ -142,8 +136,7 @@ class Rows:
         return self._track_of("thread", pid, tid)
 
     def _track_of(self, kind: Kind, pid: Place, tid: Place) -> int:
-        stated = self._stated.get((pid, tid))
-        return self.keys[kind, pid, tid] if stated is None else self.keys["stated", pid, stated.number]
+        return self.keys[kind, pid, tid]
 
     def works_on_host(self, pid: Place, tid: Place, category: str) -> None:
         """Note that a place belongs to a thread, even if a stream has the same numbers."""
@@ -218,8 +211,6 @@ class Rows:
             named = _named.decode(event.args)
         except DECODE_ERRORS:
             return
-        if named.stepprof is not None:
-            self._stated[event.pid, event.tid] = named.stepprof
         if event.name in _OF_PROCESSES:
             known = self._process.setdefault(event.pid, _Named())
         elif _STREAM_NAME.match(named.name):
@@ -239,9 +230,6 @@ class Rows:
     def tracks(self) -> list[Track]:
         """Return the tracks, in the order of their numbers."""
         keys = list(self.keys)
-        stated: dict[tuple[Place, Place], StatedRow] = {
-            (pid, row.number): row for (pid, _), row in self._stated.items()
-        }
         processes = {
             pid for kind, pid, _ in keys if kind == "thread" and (isinstance(pid, int) or _MERGED.match(pid))
         }
@@ -254,11 +242,7 @@ class Rows:
         order = sorted(range(len(keys)), key=lambda number: self._order(keys[number]))
         place = {number: rank for rank, number in enumerate(order)}
         return [
-            self._track(key, many and key[1] in processes, place[number])
-            if row is None
-            else _stated(row, key)
-            for number, key in enumerate(keys)
-            for row in [stated.get(key[1:]) if key[0] == "stated" else None]
+            self._track(key, many and key[1] in processes, place[number]) for number, key in enumerate(keys)
         ]
 
     def _track(self, key: tuple[Kind, Place, Place], with_process: bool, order: int) -> Track:
@@ -282,7 +266,7 @@ class Rows:
             return Track("sample", prefix + str(tid), (str(tid),), order)
         if kind == "async" and tid == OURS:
             return Track("async", f"{prefix}regions", parts, order)
-        return Track("async" if kind == "stated" else kind, prefix + str(tid), parts, order)
+        return Track(kind, prefix + str(tid), parts, order)
 
     def _process_name(self, pid: Place) -> str:
         known = self._process.get(pid)
@@ -321,7 +305,3 @@ class Rows:
             str(tid),
             kind,
         )
-
-
-def _stated(row: StatedRow, key: tuple[Kind, Place, Place]) -> Track:
-    return Track(row.kind, row.name, (row.kind, str(key[1]), str(key[2])), row.order)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepprof.cli.common import only_traces, output_dir, print_json
-from stepprof.cli.merge_options import check_options, chosen_format
+from stepprof.cli.merge_options import check_options
 from stepprof.cli.output import print_lines
 from stepprof.cli.trace_options import (
     add_sources,
@@ -37,16 +37,10 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.description = 'Write one timeline of a step: all ranks, engines and spans on one clock. View it with "stepprof open" or https://ui.perfetto.dev.'
     add_sources(parser)
     parser.add_argument(
-        "--format",
-        default="perfetto",
-        metavar="FORMAT",
-        help="perfetto (default): compact, with the most useful arguments; json: complete, compressed Chrome JSON",
-    )
-    parser.add_argument(
         "--output",
         type=Path,
         metavar="FILE",
-        help="the file to write (default: timeline.pftrace or timeline.json.gz in the step's folder)",
+        help="the file to write (default: timeline.pftrace in the step's folder)",
     )
     parser.add_argument(
         "--per-replica",
@@ -94,12 +88,11 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Merge. Return 1 if a source, or a file of RUN…, contributed nothing to the timeline, or a file that no manifest lists was read only in part; else 0."""
     assume = begin_reading(args)
-    format_ = chosen_format(args.format)
     check_options(args)
     from stepprof.analysis.report.analyse import placed
     from stepprof.analysis.timeline.extent import role_starts, start_of
     from stepprof.analysis.timeline.find import find
-    from stepprof.analysis.timeline.merge import default_output, merge
+    from stepprof.analysis.timeline.merge import DEFAULT_NAME, merge
     from stepprof.analysis.timeline.parts import estimate, too_large
 
     given = only_traces(args.runs, output_dir(args))
@@ -117,10 +110,10 @@ def run(args: argparse.Namespace) -> int:
         with progress_bar("comparing clocks") as progress:
             found = placed(found, workers=args.workers, progress=progress, assume=assume, cluster=cluster)
         begin = start_of(found, assume) if (args.from_seconds, args.to_seconds) != (None, None) else 0
-        groups = _groups(args, found, Path(found.named(default_output(Path(), format_).name)))
+        groups = _groups(args, found, Path(found.named(DEFAULT_NAME)))
         if not args.json:
             inputs = [each for group in groups.values() for each in group]
-            guess = size(sum(estimate(group, format_) for group in groups.values()))
+            guess = size(sum(estimate(group) for group in groups.values()))
             what = "the timeline" if len(groups) == 1 else f"{len(groups)} timelines"
             print_lines(
                 f"{counted(len(inputs), 'source')}, {size(sum(each.bytes for each in inputs))}: {what} will have about {guess} or less"
@@ -132,7 +125,6 @@ def run(args: argparse.Namespace) -> int:
                 merged = merge(
                     inputs,
                     output,
-                    format=format_,
                     filters=_filters(args, begin),
                     title=_title(found),
                     workers=args.workers,
@@ -142,9 +134,8 @@ def run(args: argparse.Namespace) -> int:
                     added=added,
                     roles=role_starts(found),
                     left_out=found.findings,
-                    about=_about(args, found),
                 )
-            timelines.append((merged, too_large(merged.bytes, merged.format)))
+            timelines.append((merged, too_large(merged.bytes)))
     if args.json:
         described = [_described(found, *each) for each in timelines]
         print_json({"timelines": described} if args.per_replica else described[0])
@@ -203,24 +194,6 @@ def _filters(args: argparse.Namespace, begin: int) -> Filters:
     )
 
 
-def _about(args: argparse.Namespace, found: Found) -> dict[str, object]:
-    """Return what a JSON timeline states about the step, so that `report` can read it.
-
-    A timeline of a part of the step carries no manifests, because those describe the whole step.
-    """
-    options = {"--from": args.from_seconds, "--to": args.to_seconds, "--min-us": args.min_us}
-    filters = [f"{option} {value:g}" for option, value in options.items() if value is not None]
-    filters += ["--no-cpu-ops"] if args.no_cpu_ops else []
-    filters += [left_out for _, left_out in found.filtered]
-    whole = args.roles is None and args.ranks is None and not args.per_replica
-    return {
-        "run_id": found.run_id,
-        "step": found.step,
-        "left_out": ", ".join(filters),
-        "manifests": found.manifests if whole else [],
-    }
-
-
 def _roles(text: str | None) -> list[str] | None:
     return None if text is None else [role.strip() for role in text.split(",") if role.strip()]
 
@@ -235,7 +208,6 @@ def _title(found: Found) -> str:
 def _described(found: Found, merged: Merged, warning: str | None) -> dict[str, Any]:
     return {
         "path": str(merged.path),
-        "format": merged.format,
         "bytes": merged.bytes,
         "run_id": found.run_id,
         "step": found.step,

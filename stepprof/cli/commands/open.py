@@ -26,7 +26,7 @@ from stepprof.run.manifest import find_step
 from stepprof.run.runs import named_run
 
 PUBLIC_VIEWER = "https://ui.perfetto.dev"
-TIMELINES = ("timeline.pftrace", "timeline.json.gz")
+TIMELINE = "timeline.pftrace"
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -108,9 +108,9 @@ def _timeline(args: argparse.Namespace, private: Path | None) -> Path:
     run = chosen_run(args)
     step = find_step([run], args.step)
     folder = run / step_folder(step)
-    there = [file for name in TIMELINES if (file := folder / name).is_file() and not file.is_symlink()]
-    if there:
-        return max(there, key=lambda file: file.stat().st_mtime_ns)
+    there = folder / TIMELINE
+    if there.is_file() and not there.is_symlink():
+        return there
     print_lines(f"{folder} has no timeline yet: merging")
     return _merged([run], run.parent, step, private)
 

@@ -98,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
     with chosen_cluster(args) as cluster:
         founds = [_found(args, side, cluster) for side in sides]
         founds[0].findings += given.left_out
-        _refuse_filtered(founds)
         _check_assumed(assume, founds)
         reports = [_analysed(args, found, assume, cluster) for found in founds]
     for found, report in zip(founds, reports, strict=True):
@@ -173,15 +172,6 @@ def _limit(text: str | None) -> float | None:
     if not re.fullmatch(r"\d{1,4}(\.\d+)?%", text, re.ASCII):
         raise ConfigError(f'--fail-on-regression "{text}": must be a percentage, such as 5%')
     return float(text[:-1]) / 100
-
-
-def _refuse_filtered(founds: Sequence[Found]) -> None:
-    """Raise ConfigError for a timeline that was merged with filters: its figures would be wrong."""
-    for found in founds:
-        for path, left_out in found.filtered:
-            raise ConfigError(
-                f'"{path}": was merged with {left_out} and is not complete; report on the run, or merge again without'
-            )
 
 
 class Outputs(NamedTuple):

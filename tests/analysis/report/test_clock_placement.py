@@ -108,7 +108,7 @@ class TestGloo:
 
     def test_a_merge_uses_the_same_offsets(self, job, tmp_path, capsys):
         """The timeline uses the offsets of the report, also if only one rank is merged."""
-        output = tmp_path / "timeline.json.gz"
+        output = tmp_path / "timeline.pftrace"
         for option in ([], ["--ranks", "1"]):
             assert main(["merge", *map(str, job), "--output", str(output), "--json", *option]) == 0
             reported = json.loads(capsys.readouterr().out)

@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 from runs import TRACE, ended_writer, make_run, record, record_engine, tell_engines, write_spans
+from timelines import Timeline
 
 from stepprof.analysis.timeline.clocks import describe, never_compared, worst_error
 from stepprof.analysis.timeline.filters import Filters
@@ -130,9 +131,8 @@ class TestRuns:
             record(run, step=step, data=gzip.compress(text) if step == 2 else b"", **window, **joined)
         for step, names in ((2, ["op 0"]), (3, ["op 2"]), (4, ["op 4"])):
             found = find([run.path], output_dir=tmp_path, step=step)
-            made = merge(found.inputs, tmp_path / "t.json.gz", format="json", workers=1)
-            told = json.loads(gzip.decompress((tmp_path / "t.json.gz").read_bytes()))["traceEvents"]
-            assert [event["name"] for event in told if event["ph"] == "X"] == names
+            made = merge(found.inputs, tmp_path / "t", workers=1)
+            assert [each["name"] for each in Timeline((tmp_path / "t").read_bytes()).slices] == names
             assert "several steps" in made.findings[0][1]
             whole = merge(found.inputs, tmp_path / "w", filters=Filters(from_ns=start), workers=1)
             assert [part.slices for part in whole.parts] == [6]

@@ -7,18 +7,16 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import zlib
-from decimal import Decimal
 
 import pytest
 from runs import make_run, record
-from timelines import Timeline, chrome_events
+from timelines import Timeline
 
 from stepprof.analysis.timeline import merge as merging
 from stepprof.analysis.timeline.extent import role_starts, start_of
 from stepprof.analysis.timeline.filters import Filters
 from stepprof.analysis.timeline.find import Input, find
-from stepprof.analysis.timeline.merge import default_output, merge, places
+from stepprof.analysis.timeline.merge import merge, places
 from stepprof.analysis.timeline.model import Origin
 from stepprof.analysis.timeline.parts import estimate, too_large
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
@@ -137,73 +135,29 @@ class TestMerge:
         assert len(timeline.flows) == 4
         assert result.bytes == result.path.stat().st_size
 
-    def test_json_holds_the_same(self, run, tmp_path):
-        """The JSON has the same slices with all arguments, and the clock of the timeline next to
-        the events.
-        """
-        result = merged(run, tmp_path, format="json")
-        content = chrome_events(result.path.read_bytes())
-        slices = [event for event in content["traceEvents"] if event["ph"] == "X"]
-        base = min(event["ts"] for event in slices)
-        assert {(event["name"], (event["ts"] - base) * 1000) for event in slices} == {
-            ("rollout", 0), ("generate", 1000), ("a0", 0), ("b0", 10_000), ("a1", 0), ("b1", 10_000),
-        }  # fmt: skip
-        assert next(event for event in slices if event["name"] == "b1")["args"] == {"External id": 1}
-        assert content["otherData"]["clock"] == result.clock == "4 sources by the clock of one host"
-        assert [source["name"] for source in content["otherData"]["sources"]] == [
-            part.label for part in result.parts
-        ]
-
-    @pytest.mark.parametrize("format_", ["perfetto", "json"])
-    def test_workers_write_the_same_bytes(self, run, tmp_path, format_):
+    def test_workers_write_the_same_bytes(self, run, tmp_path):
         """Spawned worker processes write the same bytes as this process."""
         told = []
-        here = merged(run, tmp_path, format=format_, workers=1)
-        there = merged(run, tmp_path, format=format_, workers=2, progress=lambda *each: told.append(each))
+        here = merged(run, tmp_path, workers=1)
+        there = merged(run, tmp_path, workers=2, progress=lambda *each: told.append(each))
         assert there.path.read_bytes() == here.path.read_bytes()
         assert told == [(number, 4) for number in range(1, 5)]
 
-    @pytest.mark.parametrize("format_", ["perfetto", "json"])
-    def test_a_source_from_long_before(self, run, tmp_path, format_):
-        """The clock of a source is years behind. In JSON, times count from a day before it, so that
-        none is negative.
-        """
+    def test_a_source_from_long_before(self, run, tmp_path):
+        """The clock of a source is years behind. Its times are exact too."""
         record(run, role="ref", rank=0, data=kineto("old", base=BASE - 10**17))
-        result = merged(run, tmp_path, format=format_)
-        data = result.path.read_bytes()
-        if format_ == "json":
-            times = {
-                event["name"]: event["ts"]
-                for event in chrome_events(data)["traceEvents"]
-                if event["ph"] == "X"
-            }
-            assert min(times.values()) >= 0
-            assert times["a0"] - times["old"] == Decimal(10**14)
-        else:
-            times = {each["name"]: each["start"] for each in Timeline(data).slices}
-            assert times["a0"] - times["old"] == 10**17
-
-    def test_json_of_traces_without_a_manifest(self, tmp_path):
-        """In JSON, times count from a base that the first source with events gives."""
-        (tmp_path / "empty.pt.trace.json").write_bytes(b"")
-        (tmp_path / "a.pt.trace.json.gz").write_bytes(kineto("a"))
-        found = find([tmp_path], output_dir=tmp_path)
-        result = merge(found.inputs, tmp_path / "t.json.gz", format="json")
-        (event,) = [
-            event for event in chrome_events(result.path.read_bytes())["traceEvents"] if event["ph"] == "X"
-        ]
-        assert 0 <= event["ts"] < 3 * 86_400 * 10**6
-        assert [part.slices for part in result.parts] == [1, 0]
+        timeline = Timeline(merged(run, tmp_path).path.read_bytes())
+        times = {each["name"]: each["start"] for each in timeline.slices}
+        assert times["a0"] - times["old"] == 10**17
 
     def test_only_damaged_files_write_no_timeline(self, tmp_path):
-        """If all files are damaged, no timeline is written in either format, and an existing one stays."""
+        """If all files are damaged, no timeline is written, and an existing one stays."""
         (tmp_path / "rank0.pt.trace.json").write_bytes(b'{"traceEvents": [no trace')
         found = find([tmp_path], output_dir=tmp_path)
-        for format_ in ("perfetto", "json"):
-            (tmp_path / format_).write_bytes(b"old")
-            with pytest.raises(ConfigError, match=r"nothing could be read of 1 source: "):
-                merge(found.inputs, tmp_path / format_, format=format_)
-            assert (tmp_path / format_).read_bytes() == b"old"
+        (tmp_path / "t").write_bytes(b"old")
+        with pytest.raises(ConfigError, match=r"nothing could be read of 1 source: "):
+            merge(found.inputs, tmp_path / "t")
+        assert (tmp_path / "t").read_bytes() == b"old"
 
     def test_damage_stays_with_its_source(self, run, tmp_path):
         """A truncated capture and a missing one are reported. The complete ones are merged."""
@@ -290,20 +244,6 @@ class TestArguments:
             "odd": {"Concrete Inputs": "[]"},
         }
 
-    def test_every_source_is_a_member_of_gzip(self, run, tmp_path):
-        """Worker processes can write the members concurrently, and the file can be read as one gzip
-        stream.
-        """
-        made = merged(run, tmp_path, format="json")
-        whole = made.path.read_bytes()
-        members, rest = [], whole
-        while rest:
-            stream = zlib.decompressobj(31)
-            members.append(stream.decompress(rest))
-            rest = stream.unused_data
-        assert len(members) == len(made.parts) + 2
-        assert b"".join(members) == gzip.decompress(whole)
-
 
 class TestOutput:
     def test_nothing_to_merge(self, tmp_path):
@@ -334,12 +274,6 @@ class TestOutput:
             merge(find([run.path], output_dir=tmp_path).inputs, old, workers=1, progress=interrupted)
         assert old.read_bytes() == b"old"
         assert not [path.name for path in tmp_path.iterdir() if path.name.startswith(".merge")]
-
-    def test_default_names(self, tmp_path):
-        assert [default_output(tmp_path, format_).name for format_ in ("perfetto", "json")] == [
-            "timeline.pftrace",
-            "timeline.json.gz",
-        ]
 
     def test_a_partly_written_source_is_left_out(self, run, tmp_path, monkeypatch):
         """A source that is written only in part would damage the other sources, so it is removed."""
@@ -415,14 +349,12 @@ class TestSizes:
             Input(Origin("trace", "a"), ("a.json.gz",), 1000),
             Input(Origin("trace", "b"), ("b.json",), 11_000),
         ]
-        assert estimate(inputs[:1], "perfetto") == estimate(inputs[1:], "perfetto")
-        assert estimate(inputs, "json") == 2200
+        assert estimate(inputs[:1]) == estimate(inputs[1:]) == 1870
 
     def test_a_timeline_too_large_for_a_browser_is_warned_about(self):
-        """The warning names an option that makes the timeline smaller. JSON has a lower limit."""
-        assert too_large(1 << 30, "perfetto") is None
-        assert "--ranks" in too_large((1 << 30) + 1, "perfetto")
-        assert "--format perfetto" in too_large(200 << 20, "json")
+        """The warning names an option that makes the timeline smaller."""
+        assert too_large(1 << 30) is None
+        assert "--ranks" in too_large((1 << 30) + 1)
 
 
 def square(number, folder=None):

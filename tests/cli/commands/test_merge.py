@@ -95,18 +95,10 @@ def test_a_role_within_the_capture_of_the_whole_step(tmp_path, capsys):
 def test_as_json(folder, tmp_path, capsys):
     """The JSON output has the written file, its sources and their problems."""
     record(make_run(folder.parent, "r"), role="ref", rank=1, pid=8, data=b"no trace")
-    assert (
-        main(["merge", str(folder), "--format", "json", "--output", str(tmp_path / "t.json.gz"), "--json"])
-        == 1
-    )
+    assert main(["merge", str(folder), "--output", str(tmp_path / "t"), "--json"]) == 1
     reported = json.loads(capsys.readouterr().out)
-    assert (reported["schema_version"], reported["format"], reported["step"], reported["run_id"]) == (
-        1,
-        "json",
-        2,
-        "r",
-    )
-    assert reported["bytes"] == (tmp_path / "t.json.gz").stat().st_size
+    assert (reported["schema_version"], reported["step"], reported["run_id"]) == (1, 2, "r")
+    assert reported["bytes"] == (tmp_path / "t").stat().st_size
     assert [(source["name"], source["slices"]) for source in reported["sources"]] == [
         ("actor rank 0 · h", 2), ("actor rank 1 · h", 2), ("ref rank 0 · h", 1), ("ref rank 1 · h", 0),
     ]  # fmt: skip
@@ -130,7 +122,7 @@ def test_several_files_outside_of_a_run(tmp_path, capsys):
 
 def test_too_large_a_timeline_is_warned_about(folder, capsys, monkeypatch):
     """The warning says that the file is larger than what a browser opens."""
-    monkeypatch.setattr("stepprof.analysis.timeline.parts._BROWSER", {"perfetto": 10})
+    monkeypatch.setattr("stepprof.analysis.timeline.parts._BROWSER", 10)
     assert main(["merge", str(folder)]) == 0
     assert "timeline.pftrace is larger than what a browser opens" in capsys.readouterr().out
 
@@ -138,8 +130,6 @@ def test_too_large_a_timeline_is_warned_about(folder, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--format", "perfeto"], '--format "perfeto": unknown format; did you mean "perfetto"?'),
-        (["--format", "chrome"], "did you mean "),
         (["--workers", "0"], "--workers = 0"),
         (["--min-us", "-1"], "--min-us = -1"),
         (["--min-us", "nan"], "--min-us = nan"),
@@ -170,24 +160,21 @@ class TestPerReplica:
         tell_engines(run, *engines)
         return run
 
-    @pytest.mark.parametrize("format_", ["perfetto", "json"])
-    def test_each_replica_gets_one_file(self, run, capsys, format_):
+    def test_each_replica_gets_one_file(self, run, capsys):
         """Each file has the workers of one replica only. `check` and `merge` do not take it for a
         source afterwards.
         """
-        assert main(["merge", str(run.path), "--per-replica", "--format", format_, "--json"]) == 0
+        assert main(["merge", str(run.path), "--per-replica", "--json"]) == 0
         reported = json.loads(capsys.readouterr().out)["timelines"]
         place = run.path / "step-000002" / "rollout"
-        name = "timeline.pftrace" if format_ == "perfetto" else "timeline.json.gz"
         assert [each["path"] for each in reported] == [
-            str(place / f"replica-{replica}" / name) for replica in (0, 1)
+            str(place / f"replica-{replica}" / "timeline.pftrace") for replica in (0, 1)
         ]
         for replica, each in enumerate(reported):
             assert [(source["name"], source["slices"]) for source in each["sources"]] == [
                 (f"rollout/{replica} worker 0 · h", 1), (f"rollout/{replica} worker 1 · h", 1),
             ]  # fmt: skip
-        if format_ == "perfetto":
-            assert [sorted(names(Path(each["path"]))) for each in reported] == [["e0"], ["e1"]]
+        assert [sorted(names(Path(each["path"]))) for each in reported] == [["e0"], ["e1"]]
         assert main(["check", str(run.path)]) == 0
         capsys.readouterr()
         assert main(["merge", str(run.path), "--json"]) == 0

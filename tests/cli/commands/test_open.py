@@ -46,12 +46,6 @@ class TestWithoutAViewer:
         assert 'install the extra "open" of stepprof' in said
         assert "https://ui.perfetto.dev" in said
 
-    def test_the_newest_of_two_formats(self, step, capsys) -> None:
-        """A step was merged in two formats. The newer file is opened."""
-        (step / "timeline.json.gz").write_bytes(b"later")
-        assert main(["open", str(step.parent)]) == 0
-        assert str(step / "timeline.json.gz") in capsys.readouterr().out
-
     def test_a_missing_timeline_is_merged_once(self, step, capsys) -> None:
         """A missing timeline is merged, and the next call does not merge it again."""
         (step / "timeline.pftrace").unlink()

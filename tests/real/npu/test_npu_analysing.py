@@ -4,7 +4,6 @@ input of timelines and reports.
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import subprocess
@@ -12,6 +11,7 @@ import sys
 from collections import Counter
 
 import pytest
+from timelines import Timeline
 
 from stepprof.analysis.timeline.find import find
 from stepprof.analysis.timeline.load import load
@@ -61,10 +61,10 @@ def test_captures_can_be_analysed_later(npu, cann):
     assert "0 of 0 captures analysed, 1 were analysed before" in again.stdout
     events = json.loads((npu.folder_of() / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").read_text())
     assert sum(event.get("name") == "aten::mm" for event in events) == 20
-    merged = command(npu, cann, "merge", run, "--format", "json", "--output", "timeline.json")
+    merged = command(npu, cann, "merge", run, "--output", "timeline.pftrace")
     assert merged.returncode == 0, merged.stdout + merged.stderr
-    timeline = json.loads(gzip.decompress((npu.folder / "timeline.json").read_bytes()))["traceEvents"]
-    assert sum(event.get("name") == "aten::mm" for event in timeline) == 20
+    timeline = Timeline((npu.folder / "timeline.pftrace").read_bytes())
+    assert sum(each["name"] == "aten::mm" for each in timeline.slices) == 20
     report = command(npu, cann, "report", run, "--step", "2")
     assert report.returncode == 0, report.stderr
     assert verify_run(npu.run_path).ok
@@ -106,10 +106,10 @@ def test_the_database_alone(npu, cann):
     assert not (npu.folder_of() / OUTPUT / "trace_view.json").exists()
     shown = command(npu, cann, "show", run)
     assert "analysed: ascend_pytorch_profiler.db" in shown.stdout, shown.stdout + shown.stderr
-    merged = command(npu, cann, "merge", run, "--format", "json", "--output", "timeline.json")
+    merged = command(npu, cann, "merge", run, "--output", "timeline.pftrace")
     assert merged.returncode == 0, merged.stdout + merged.stderr
-    timeline = json.loads(gzip.decompress((npu.folder / "timeline.json").read_bytes()))["traceEvents"]
-    assert sum(event.get("name") == "aten::mm" for event in timeline) == 20
+    timeline = Timeline((npu.folder / "timeline.pftrace").read_bytes())
+    assert sum(each["name"] == "aten::mm" for each in timeline.slices) == 20
     report = command(npu, cann, "report", run, "--step", "2", "--json")
     (source,) = [each for each in json.loads(report.stdout)["sources"] if each["kind"] == "rank"]
     assert source["path"].endswith(f"{OUTPUT}/ascend_pytorch_profiler.db")

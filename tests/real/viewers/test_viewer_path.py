@@ -25,10 +25,9 @@ with stepprof.profile_step(1):
         time.sleep(0.03)
 stepprof.shutdown()
 """
-TRACKS = {
-    "perfetto": "select t.name as track, s.name, s.ts, s.dur from slice s join track t on t.id = s.track_id order by s.ts",
-    "json": "select t.name as track, s.name, s.ts, s.dur from slice s join thread_track tt on tt.id = s.track_id join thread t using (utid) order by s.ts",
-}
+TRACKS = (
+    "select t.name as track, s.name, s.ts, s.dur from slice s join track t on t.id = s.track_id order by s.ts"
+)
 
 
 @pytest.fixture(scope="module")
@@ -38,16 +37,15 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "job"
 
 
-@pytest.mark.parametrize("format_", ["perfetto", "json"])
-def test_the_path_is_a_track_with_each_moment_of_the_step(run: Path, tmp_path: Path, format_: str) -> None:
+def test_the_path_is_a_track_with_each_moment_of_the_step(run: Path, tmp_path: Path) -> None:
     """The segments of the path follow each other without a gap, and the tracks of roles have the
     windows.
     """
     timeline, reported = tmp_path / "timeline", tmp_path / "report.json"
-    assert main(["merge", str(run), "--critical-path", "--format", format_, "--output", str(timeline)]) == 0
+    assert main(["merge", str(run), "--critical-path", "--output", str(timeline)]) == 0
     assert main(["report", str(run), "--json", str(reported)]) == 0
     report = json.loads(reported.read_bytes())
-    answers = ask(timeline, slices=TRACKS[format_])
+    answers = ask(timeline, slices=TRACKS)
     assert answers["errors"] == []
     path = [row for row in answers["slices"] if row["track"] == "critical path"]
     assert [row["dur"] for row in path] == [
@@ -58,13 +56,3 @@ def test_the_path_is_a_track_with_each_moment_of_the_step(run: Path, tmp_path: P
         assert one["ts"] + one["dur"] == pytest.approx(other["ts"], abs=2)
     roles = [row["name"] for row in answers["slices"] if row["track"] == "role of rank 0"]
     assert roles == ["rollout", "actor"]
-
-
-def test_a_timeline_in_json_gives_the_same_report(run: Path, tmp_path: Path) -> None:
-    """The report of the timeline ignores the added tracks: its only source is the spans."""
-    timeline, reported = tmp_path / "timeline.json.gz", tmp_path / "report.json"
-    assert main(["merge", str(run), "--critical-path", "--format", "json", "--output", str(timeline)]) == 0
-    assert main(["report", str(timeline), "--json", str(reported)]) == 0
-    report = json.loads(reported.read_bytes())
-    assert [source["kind"] for source in report["sources"]] == ["spans"]
-    assert [row["label"] for row in report["gantt"]] == ["rank 0"]
