@@ -166,7 +166,7 @@ class StepGraph:
         begin, end = min(int(when.start[0]) for when in removed.values()), self.ends[label]
         rest = (Intervals.one(begin, end) - self.computing[label]).total if end > begin else 0
         held = self._held_alone(label)
-        apart = max(abs(self._held_alone(each) - held) for each in removed)
+        apart = max((abs(self._held_alone(each) - held) for each in removed if each in self.ends), default=0)
         return max(rest, apart) <= FIXED * max(when.total for when in removed.values())
 
     def _held_alone(self, label: str) -> int:
