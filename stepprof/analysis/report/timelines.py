@@ -306,7 +306,9 @@ def _links(
         resumed = gone if met else _works_from(computing, end, gone)
         work = activities.get(label, Activity()).computing
         arrived = end if met else min(resumed, _worked_until(work, end, gone))
-        if not (computes or elsewhere) and (
+        # it meets others in the region's collectives, and is in none of them when the last one enters
+        outside = began is None and len(communicating.clip(start, until)) > 0
+        if not (computes or elsewhere or outside) and (
             met or 2 * activity.waiting.clip(since, end).total >= end - since
         ):
             queued = _worked_until(computing | activity.device, start, end) if began is None else since
