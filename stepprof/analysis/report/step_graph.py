@@ -115,7 +115,7 @@ class StepGraph:
         self.unrecorded_end = max(self.replay({}).values(), default=start)
         self._other: StepGraph | None = None
         """The same step, if the possible waits are waits."""
-        if not possible and len(_waits(known, start, engine_roles, possible=True)) > len(waits):
+        if not possible and {*_waits(known, start, engine_roles, possible=True)} != {*waits}:
             self._other = StepGraph(known, start, engine_roles, possible=True)
 
     def gain(self, without: Mapping[str, Intervals]) -> int | None:

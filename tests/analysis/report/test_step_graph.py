@@ -227,3 +227,18 @@ def test_a_gain_that_depends_on_a_possible_wait_is_not_known():
     ]
     assert gain(graph(*several), rank_1=[(0, 40_000)]) is None
     assert spare(several) == {}
+
+
+def test_a_wait_that_may_have_been_longer():
+    """Rank 0 waited for rank 1 from 60 ms on, or from 20 ms on: without 60 ms of rank 1, the step ends 30 or 60 ms earlier."""
+    known = [
+        process(
+            "rank_0",
+            (0, 100_000, "actor"),
+            waits=[(60_000, 90_000, "rank_1")],
+            maybe=[(20_000, 90_000, "rank_1")],
+        ),
+        process("rank_1", (0, 100_000, "actor")),
+    ]
+    assert gain(graph(*known), rank_1=[(0, 60_000)]) is None
+    assert gain(graph(*known), rank_1=[(0, 20_000)]) == 20_000
