@@ -15,7 +15,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -23,7 +23,6 @@ from stepprof.config.config import Config
 from stepprof.config.options.otel import OtelOptions
 from stepprof.config.options.watch import WatchOptions
 from stepprof.errors import ConfigError
-from stepprof.follow.below import own
 from stepprof.follow.completeness import Peers, Step, read_step_for
 from stepprof.follow.lock import Lock
 from stepprof.follow.on_complete import Completer
@@ -31,14 +30,13 @@ from stepprof.follow.otel import Sender
 from stepprof.follow.retention import choose, prune
 from stepprof.follow.tail import Tail
 from stepprof.follow.upload import Store
-from stepprof.follow.uploaded import Uploaded
+from stepprof.follow.uploads import Uploads
 from stepprof.follow.watch import Watch
 from stepprof.host import real_time
 from stepprof.host.own_files import is_foreign
-from stepprof.host.plain_files import json_files
 from stepprof.host.process_identity import writer_identity
 from stepprof.log import bound, logger
-from stepprof.run.layout import AFTER, MANIFEST, PRUNED, SPANS, UPLOADS, step_folder
+from stepprof.run.layout import MANIFEST, step_folder
 from stepprof.run.names import RUN_FILE, is_plain_name
 from stepprof.run.runs import read_run, run_id_of, steps
 
@@ -89,11 +87,10 @@ class Follower:
         self._settled_at: dict[int, float] = {}
         self._finished = self._has_room = False
         self._reason: str | None = None
-        self._not_uploaded: dict[object, int] = {}
-        """How many files of a step were not uploaded; of the run: None."""
-        self._store: Store | None = None
-        if config.upload is not None:
-            self._store = Store(f"{config.upload}/{stored_name(run)}", config.upload_timeout_seconds)
+        url = None if config.upload is None else f"{config.upload}/{stored_name(run)}"
+        self._uploads: Uploads | None = None
+        if url is not None:
+            self._uploads = Uploads(Store(url, config.upload_timeout_seconds), run, self._header)
         self._watch: Watch | None = None
         if isinstance(config.watch, WatchOptions) and config.watch.enabled:
             self._watch, self._tail = Watch(run, config, config.watch), Tail(run)
@@ -107,7 +104,7 @@ class Follower:
                 argv=config.on_complete,
                 timeout_seconds=config.on_complete_timeout_seconds,
                 header=self._header,
-                uploaded_to=None if self._store is None else self._store.url,
+                uploaded_to=url,
             )
 
     @property
@@ -115,7 +112,8 @@ class Follower:
         """Return whether something could not be done."""
         commands = 0 if self._completer is None else self._completer.failures
         unsent = self._sender is not None and self._sender.has_failed
-        return self._reason is not None or commands > 0 or any(self._not_uploaded.values()) or unsent
+        left = self._uploads is not None and self._uploads.has_failed
+        return self._reason is not None or commands > 0 or left or unsent
 
     @property
     def alive(self) -> list[str]:
@@ -169,11 +167,11 @@ class Follower:
             self._watch.look(self._peers.statuses)
         if self._sender is not None:
             self._sender.look()
-        if over and not self._finished and self._store is not None:
-            self._store.reset()
+        if over and not self._finished and self._uploads is not None:
+            self._uploads.retry()
         failed: OSError | None = None
         exporting = False
-        for number in steps(self._run):
+        for number in sorted(steps(self._run), key=self._failures):
             try:
                 exporting |= self._work_on(number, over=over)
             except OSError as error:
@@ -196,16 +194,16 @@ class Follower:
             if step is None:
                 self._complete.pop(number, None)
                 return exporting
-            step.not_uploaded = 0 if self._store is None else len(step.artifacts)
             self._complete[number], self._has_room = step, False
             self._seen.pop(number, None)
-            self._upload_step(step)
+            if self._uploads is not None:
+                self._uploads.upload_step(step)
             if self._completer is not None and self._config.on_complete_when == "step":
                 self._completer.for_step(step)
             if changed is not None:
                 self._seen[number] = changed
-        elif self._not_uploaded.get(number) and self._store is not None and not self._store.rests:
-            self._upload_step(step)
+        elif self._uploads is not None and self._uploads.is_due(number):
+            self._uploads.upload_step(step)
         return False
 
     def _read(self, number: int, *, over: bool) -> tuple[Step | None, bool]:
@@ -230,39 +228,16 @@ class Follower:
             self._completer.for_run(recorded, self._peers.last_start_unix_ns)
         if self._sender is not None:
             self._sender.finish()
-        if self._store is None:
+        if self._uploads is None:
             return
-        for step in recorded:
-            self._upload_step(step)
-        spans = sorted((self._run / SPANS).glob("*.jsonl"))
-        files = [self._run / RUN_FILE, *spans, *_json(self._run / AFTER)]
-        self._upload(self._run / AFTER / UPLOADS, self._run, self._header, {}, files)
+        self._uploads.retry()  # a file that has just failed does not keep the others from it
+        self._uploads.upload_run()
+        for step in sorted(recorded, key=lambda each: self._failures(each.number)):
+            self._uploads.upload_step(step)
 
-    def _upload_step(self, step: Step) -> None:
-        base = self._run / step_folder(step.number)
-        artifacts: Mapping[str, int] = step.artifacts
-        if (base / MANIFEST / PRUNED).exists():
-            artifacts = {path: size for path, size in artifacts.items() if os.path.lexists(base / path)}
-        header = {**self._header, "step": step.number}
-        record = base / MANIFEST / UPLOADS
-        found = self._upload(record, base, header, artifacts, _json(base / MANIFEST))
-        if found is not None:
-            step.not_uploaded = sum(not found.has(path) for path in step.artifacts)
-
-    def _upload(
-        self,
-        record: Path,
-        base: Path,
-        header: Mapping[str, object],
-        artifacts: Mapping[str, int],
-        files: Iterable[Path],
-    ) -> Uploaded | None:
-        if self._store is None:
-            return None
-        uploaded = Uploaded(self._store, self._run, own(record), base, header)
-        ours = [file for file in files if file.is_file() and not is_foreign(file)]
-        self._not_uploaded[header.get("step")] = uploaded.upload(artifacts, ours)
-        return uploaded
+    def _failures(self, number: int) -> int:
+        """Return how often uploads of a step have failed: such a step comes last."""
+        return 0 if self._uploads is None else self._uploads.failures(number)
 
     def _prune(self) -> None:
         keep_steps, keep_bytes = self._config.keep_steps, self._config.keep_bytes
@@ -302,13 +277,6 @@ def _modified(folder: Path) -> int | None:
     except OSError:
         return None
     return changed if abs(real_time.time_ns() - changed) > FRESH_SECONDS * 1e9 else None
-
-
-def _json(folder: Path) -> list[Path]:
-    try:
-        return json_files(folder)
-    except OSError:
-        return []
 
 
 def follow(

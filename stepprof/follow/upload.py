@@ -26,7 +26,7 @@ TRIES = 4
 PAUSE_SECONDS = 0.5
 """The pause before the second try is at most this long; it doubles with each try."""
 RETRY_SECONDS = 30.0
-"""After a failure, nothing is sent for this long."""
+"""After a failure of the store nothing is sent for this long; a file that failed is not tried again."""
 MOST_REASON = 500
 """Maximum characters of the reason for a failed upload."""
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "az", "adl", "oci", "oss", "tos", "memory"})
@@ -38,6 +38,11 @@ class NotUploaded(Exception):
 
     def __init__(self, reason: object) -> None:
         super().__init__(quoted(reason, MOST_REASON))
+
+
+def rests(failed_at: float | None) -> bool:
+    """Return whether a failure was so short before that what failed is not tried again yet."""
+    return failed_at is not None and real_time.monotonic() - failed_at < RETRY_SECONDS
 
 
 class StoreFailed(NotUploaded):
@@ -80,7 +85,7 @@ class Store:
     @property
     def rests(self) -> bool:
         """Return whether a call has failed shortly before: then the rest waits."""
-        return self._failed_at is not None and real_time.monotonic() - self._failed_at < RETRY_SECONDS
+        return rests(self._failed_at)
 
     def reset(self) -> None:
         """Use the store again at once."""

@@ -43,6 +43,22 @@ def memory():
     files.store.clear()
 
 
+@pytest.fixture
+def refused(memory, mocker):
+    """Let the store refuse the trace of step 2. Return the list of the files that it was asked to take."""
+    asked, real = [], type(memory).put_file
+
+    def put(self, local, remote, **options):
+        asked.append("/".join(remote.strip("/").split("/")[2:]))
+        if asked[-1] == f"step-000002/{TRACE}":
+            raise OSError("too large")
+        return real(self, local, remote, **options)
+
+    mocker.patch.object(type(memory), "put_file", put)
+    mocker.patch("stepprof.follow.upload.PAUSE_SECONDS", 0.001)
+    return asked
+
+
 def look(run, *, last=False, **config):
     """Look once, as a follower that is started and ends. The last look awaits no restart."""
     made = Follower(run.path, Config(**config))
@@ -205,6 +221,70 @@ class TestSequence:
         assert len([path for path in memory.find("/up") if path.endswith(".gz")]) == 2
         assert not made.has_failed
         made.close()
+
+    def test_a_file_that_the_store_refuses_does_not_stop_the_rest(self, run, memory, refused) -> None:
+        """Of an ended run everything else is uploaded, also the manifest of the step with the refused file."""
+        runs.record(run, 2)
+        runs.record(run, 3)
+        runs.tell_status(run, ended=True)
+        assert look(run, upload="memory://up").has_failed
+        found = {path.partition("/r-")[2].partition("/")[2] for path in memory.find("/up")}
+        assert {"run.json", f"step-000003/{TRACE}", "step-000002/manifest/actor-rank-0.json"} <= found
+        assert f"step-000002/{TRACE}" not in found
+
+    def test_a_step_that_failed_comes_last(self, run, refused, mocker) -> None:
+        """While the job runs, a step whose upload has failed is tried again after the others."""
+        runs.record(run, 2)
+        runs.record(run, 3)
+        runs.tell_status(run, step=9)
+        made = Follower(run.path, Config(upload="memory://up"))
+        made.look()
+        assert {name for name in refused if name.endswith("gz")} == {f"step-000002/{TRACE}"}
+        mocker.patch("stepprof.follow.upload.RETRY_SECONDS", -1.0)
+        refused.clear()
+        made.look()
+        made.close()
+        assert [name for name in dict.fromkeys(refused) if name.endswith("gz")] == [
+            f"step-000003/{TRACE}",
+            f"step-000002/{TRACE}",
+        ]
+
+    def test_what_cannot_be_read_is_not_tried_at_each_look(self, run, refused, mocker) -> None:
+        """A folder with one file that cannot be uploaded is not sent again at each look, but after a pause, or
+        when the manifest lists another size.
+        """
+        folder = run.path / "step-000003/actor/parts"
+        runs.record(run, 3, data=b"", artifacts=[{"path": "actor/parts", "bytes": 4}])
+        folder.mkdir(parents=True)
+        (folder / "a").write_text("good")
+        with (folder / "b").open("wb") as file:
+            file.truncate(1 << 30)
+        runs.tell_status(run, step=9)
+        made = Follower(run.path, Config(upload="memory://up"))
+        for tries, size in ((1, 4), (1, 4), (2, 5)):
+            runs.record(run, 3, rank=size, data=b"", artifacts=[{"path": "actor/parts", "bytes": size}])
+            made.look()
+            assert refused.count("step-000003/actor/parts/a") == tries
+        mocker.patch("stepprof.follow.upload.RETRY_SECONDS", -1.0)
+        made.look()
+        assert refused.count("step-000003/actor/parts/a") == 3
+        assert made.has_failed
+        made.close()
+
+    def test_on_a_full_disk_an_artifact_is_uploaded_once(self, run, refused, mocker) -> None:
+        """While the record cannot be written, the follower remembers what it has uploaded."""
+        full = mocker.patch("stepprof.follow.uploaded.write_atomically", side_effect=OSError(28, "No space"))
+        runs.record(run, 3)
+        runs.tell_status(run, step=9)
+        made = Follower(run.path, Config(upload="memory://up"))
+        for _ in range(2):
+            made.look()
+        mocker.stop(full)
+        made.look()
+        made.close()
+        assert refused.count(f"step-000003/{TRACE}") == 1
+        assert [each["status"] for each in read_step(run.path, 3)["uploads"]] == ["uploaded"]
+        assert not made.has_failed
 
     def test_two_runs_of_one_name_have_two_places(self, tmp_path, memory) -> None:
         """Two nodes without a shared disk, or two jobs, may give their runs one name: neither takes the other's

@@ -68,7 +68,7 @@ TESTED_THROUGH = {
     "real/vllm/test_vllm_plugin.py": "integrations/vllm",
     "recording/evidence/test_collector.py": "recording/evidence/garbage",
     "recording/control/test_live_status.py": "cli/commands/trigger run/reachable_steps run/status run/trigger",
-    "follow/test_follower.py": "follow/on_complete",
+    "follow/test_follower.py": "follow/on_complete follow/uploads",
     "follow/test_otel.py": "config/options/otel",
     "follow/test_watcher.py": "config/options/watch",
     "recording/control/test_request_inbox.py": "host/own_files",
