@@ -16,9 +16,18 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def own(path: Path) -> Path:
-    """Return a path of a file of ours, or of none. Raise PermissionError if another user has made it."""
-    if is_foreign(path):
+def unlinked(run: Path, path: Path) -> Path:
+    """Return a path below a run. Raise PermissionError if a link is on the way: it may lead out of the run."""
+    if path.parent.resolve() != run.resolve() / path.parent.relative_to(run):
+        raise PermissionError(errno.EPERM, "a link is on the way, and links are not followed", str(path))
+    return path
+
+
+def own(run: Path, path: Path) -> Path:
+    """Return a path below a run, of a file of ours or of none. Raise PermissionError if another user has made it,
+    or if a link is on the way.
+    """
+    if is_foreign(unlinked(run, path)):
         raise PermissionError(errno.EPERM, "belongs to another user, or is no plain file", str(path))
     return path
 

@@ -15,6 +15,7 @@ from typing import Any
 from stepprof.config.config import Config
 from stepprof.config.options.watch import WatchOptions
 from stepprof.errors import ConfigError
+from stepprof.follow.below import unlinked
 from stepprof.formatting import size
 from stepprof.host import real_time
 from stepprof.host.atomic_files import write_exclusively
@@ -77,7 +78,9 @@ class Captures:
             if policy.max_bytes is None or policy.max_bytes > left:
                 changes["max_bytes"] = left
         folder = self._run / WATCH
-        folder.mkdir(exist_ok=True)  # before the request: without a claim there is no capture
+        unlinked(self._run, folder / "x").parent.mkdir(
+            exist_ok=True
+        )  # before the request: without a claim there is no capture
         request = ask(self._run, NEXT, count=1, role=role, reason=f"watch: {what}", **changes)
         content = {
             "schema_version": 1,

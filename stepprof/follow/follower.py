@@ -250,14 +250,21 @@ class Follower:
                 path: size for path, size in step.artifacts.items() if os.path.lexists(folder / path)
             }
         limit = keep_bytes if isinstance(keep_bytes, int) else None
+        failed: OSError | None = None
         for step, reason in choose(complete, keep_steps, limit):
-            entry = prune(self._run, step, reason, self._header)
+            try:
+                entry = prune(self._run, step, reason, self._header)
+            except OSError as error:  # as for a link in the place of its folder
+                failed = failed or error
+                continue
             step.artifacts = {}
             logger.notice(
                 "retention.pruned", step=step.number, bytes=entry.bytes, files=entry.files, reason=reason
             )
             if entry.kept:
                 logger.warning("retention.incomplete", step=step.number, kept=entry.kept[:5])
+        if failed is not None:
+            raise failed
         self._has_room = not any(step.not_uploaded for step in complete)
 
 

@@ -36,7 +36,7 @@ class Lock:
         if self._descriptor is not None:
             return True
         make_folder(self._run, self._run / AFTER)
-        path = own(self._run / AFTER / LOCK)
+        path = own(self._run, self._run / AFTER / LOCK)
         # not readable by others, who could lock it then
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:

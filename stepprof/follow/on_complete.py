@@ -48,7 +48,7 @@ class Completer:
     def for_step(self, step: Step) -> None:
         """Run the command for a complete step, unless it was run before."""
         folder = self.run / step_folder(step.number)
-        path = own(folder / MANIFEST / ON_COMPLETE)
+        path = own(self.run, folder / MANIFEST / ON_COMPLETE)
         if not os.path.lexists(path):
             facts = {"STEPPROF_STEP": str(step.number), "STEPPROF_STEP_DIR": str(folder)}
             self._take(path, {"step": step.number}, facts, [step])
@@ -61,7 +61,7 @@ class Completer:
             last_start_unix_ns: when the latest process of the run started.
         """
         number = 1
-        while os.path.lexists(path := own(suffixed(self.run / AFTER / ON_COMPLETE, number))):
+        while os.path.lexists(path := own(self.run, suffixed(self.run / AFTER / ON_COMPLETE, number))):
             try:
                 if read_table(path).get("last_start_unix_ns") == last_start_unix_ns:
                     return

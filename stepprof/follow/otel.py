@@ -83,6 +83,7 @@ class Sender:
     ) -> None:
         self._exporter = _exporter(options) if exporter is None else exporter
         self._options = options
+        self._run = run
         self._file = run / AFTER / POSITIONS
         self._run_id = run_id
         self._tail = Tail(run, self._positions())
@@ -116,7 +117,7 @@ class Sender:
             self._failed_at = real_time.monotonic() if self._batch else None
             if not self._batch:
                 content = {"schema_version": 1, "positions": self._read}
-                write_atomically(own(self._file), json.dumps(content).encode())
+                write_atomically(own(self._run, self._file), json.dumps(content).encode())
         if not self._batch:
             lines = islice(self._tail.read(), self._options.max_queue)
             self._batch = [self._translated(line) for line in lines]

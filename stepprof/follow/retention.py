@@ -58,7 +58,7 @@ def prune(run: Path, step: Step, reason: str, header: Mapping[str, object]) -> P
     Raises:
         OSError: the note cannot be written; nothing is deleted then.
     """
-    note = own(run / step_folder(step.number) / MANIFEST / PRUNED)
+    note = own(run, run / step_folder(step.number) / MANIFEST / PRUNED)
     try:
         found = read_table(note).get("pruned")
     except (OSError, ValueError):

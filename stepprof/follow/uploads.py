@@ -71,7 +71,7 @@ class Uploads:
 
     def _upload(self, number: int | None, artifacts: Mapping[str, int], files: Iterable[Path]) -> None:
         folder = self._folder(number)
-        own(folder.record)
+        own(self._run, folder.record)
         ours = [file for file in files if file.is_file() and not is_foreign(file)]
         self._left[number] = folder.upload(artifacts, ours)
 

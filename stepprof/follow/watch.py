@@ -13,12 +13,13 @@ from typing import Any
 
 from stepprof.config.config import Config
 from stepprof.config.options.watch import WatchOptions
+from stepprof.follow.below import unlinked
 from stepprof.follow.captures import Captures
 from stepprof.follow.tail import Line
 from stepprof.follow.watcher import Watcher
 from stepprof.host import real_time
 from stepprof.log import logger
-from stepprof.run.layout import RunDir, step_folder
+from stepprof.run.layout import SPANS, RunDir, step_folder
 from stepprof.run.status import LIVE
 
 LEAST_RANKS = 3
@@ -126,6 +127,7 @@ class Watch:
         span = {"name": name, "kind": "mark", "thread": 0, "task": None, "step": facts.get("step")}
         span |= {"role": facts.get("role"), "start": at_unix_ns, "dur": 0, "attrs": facts}
         try:
+            unlinked(self._run, self._run / SPANS / "x")
             path = RunDir(self._run, self._run.name).spans_path(process[2])
             path.write_text(f"{json.dumps(header)}\n{json.dumps(span, default=str)}\n")
         except OSError as error:

@@ -27,5 +27,5 @@ class TestBelow:
             list(opened_files(tmp_path, "pipe"))
         (tmp_path / "link").symlink_to("nowhere")
         with pytest.raises(PermissionError, match="belongs to another user, or is no plain file"):
-            own(tmp_path / "link")
-        assert own(tmp_path / "none") == tmp_path / "none"
+            own(tmp_path, tmp_path / "link")
+        assert own(tmp_path, tmp_path / "none") == tmp_path / "none"

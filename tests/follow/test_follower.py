@@ -22,6 +22,7 @@ from stepprof.follow.captures import Captures
 from stepprof.follow.follower import RESTART_SECONDS, Follower, follow, is_open, stored_name
 from stepprof.follow.lock import Lock
 from stepprof.follow.settings import settings
+from stepprof.follow.watch import Watch
 from stepprof.host.process_identity import writer_identity
 from stepprof.run.layout import UPLOADS
 from stepprof.run.manifest import read_step
@@ -472,6 +473,42 @@ class TestRunDirectory:
         assert not made.has_failed
         assert (run.path / "step-000002/manifest" / UPLOADS).exists()
         made.close()
+
+    @pytest.mark.parametrize("link", ["after", "spans", "watch", "step-000002", "step-000002/manifest"])
+    def test_no_link_leads_its_files_out_of_the_run(self, run, tmp_path, memory, link) -> None:
+        """A folder of the run that is a link stays without files of the follower, and the other steps do not."""
+        outside = tmp_path / "outside"
+        for step in (2, 3, 4):
+            runs.record(run, step)
+        (run.path / "spans").mkdir(exist_ok=True)
+        (run.path / "watch").mkdir()
+        if (run.path / link).exists():
+            (run.path / link).rename(outside)
+        outside.mkdir(exist_ok=True)
+        (run.path / link).symlink_to(outside)
+        before = sorted(path.relative_to(outside) for path in outside.rglob("*"))
+        with capture_logs() as logs:
+            made = look(
+                run,
+                last=True,
+                upload="memory://up",
+                on_complete=["true"],
+                keep_bytes=1,
+                watch={"enabled": True},
+            )
+        watch = Watch(run.path, Config(), WatchOptions())
+        watch._headers["node", 1, 0] = {"host": "node", "pid": 1, "rank": 0}
+        watch._mark(("node", 1, 0), "slow step", 1, {})
+        runs.tell_status(run, step=9)
+        outcome = Captures(run.path, Config(), WatchOptions()).record("slow step", {}, None, 0)
+        assert ("links are not followed" in outcome) == (link == "watch"), outcome
+        assert sorted(path.relative_to(outside) for path in outside.rglob("*")) == before
+        if link not in ("spans", "watch"):
+            assert made.has_failed
+            assert any("links are not followed" in line.get("reason", "") for line in logs)
+        assert [len(read_step(run.path, 3)[key]) for key in ("uploads", "completions", "pruned")] == (
+            [0, 0, 0] if link == "after" else [1, 1, 1]
+        )
 
     def test_a_run_directory_that_goes(self, run) -> None:
         """A run directory that was removed is not made again."""
