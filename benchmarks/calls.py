@@ -4,7 +4,7 @@ step is not selected.
 The figures with a limit are those of the promise "off costs nothing". One process runs them all. It
 first measures the block before any `init`, when names of the package are still loaded lazily. Then
 it measures everything after an `init` that is switched off, and finally sessions with the null
-backend. The last of these watches itself.
+backend.
 """
 
 from __future__ import annotations

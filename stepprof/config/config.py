@@ -132,7 +132,7 @@ class Config:
     needs the extra `upload`.
     """
     upload_timeout_seconds: float = checked(600.0, seconds)
-    """Timeout for the upload of one file, with all tries."""
+    """Timeout for the upload of one artifact (if it is a folder, of all its files), with all tries."""
     keep_steps: int | None = checked(None, whole(1))
     """How many recorded steps keep their artifacts; `stepprof follow` deletes older ones."""
     keep_bytes: int | str | None = checked(None, byte_size)

@@ -92,17 +92,34 @@ class Peers:
         return [each["file"] for each in self._statuses if each["file"] not in self._gone]
 
     def over(self, restart_seconds: float) -> bool:
-        """Return whether all processes have ended, or are gone and were not started again for so long.
+        """Return whether all processes have ended, or are gone and were not started again for so long. A rank
+        that was started again has the later of its statuses.
 
         Args:
             restart_seconds: for a run whose processes have not all ended well.
         """
         if self.alive:
             return False
-        if self._statuses and all(each["ended"] and not each["failed"] for each in self._statuses):
+        if self._statuses and all(each["ended"] and not each["failed"] for each in self._latest()):
             return True
         ages = [each["age_seconds"] for each in self._statuses if each["age_seconds"] is not None]
         return min(ages, default=real_time.monotonic() - self._begun) >= restart_seconds
+
+    def _latest(self) -> list[dict[str, Any]]:
+        """Return the statuses without those of ranks that were started again after their last report."""
+        by_start = sorted(self._statuses, key=lambda each: each["started_unix_ns"] or 0)
+        last = {each["rank"]: each for each in by_start}
+        return [
+            each
+            for each in self._statuses
+            if each is last[each["rank"]]
+            or (last[each["rank"]]["started_unix_ns"] or 0) <= (each["published_unix_ns"] or 0)
+        ]
+
+    @property
+    def reports(self) -> list[object]:
+        """Return what changes with each new report of any process."""
+        return [(each["file"], each["started_unix_ns"], each["published_unix_ns"]) for each in self._statuses]
 
     @property
     def last_start_unix_ns(self) -> int:

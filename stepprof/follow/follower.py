@@ -86,6 +86,12 @@ class Follower:
         """When the manifest of each complete step was changed, as far as it was read."""
         self._settled_at: dict[int, float] = {}
         self._finished = self._has_room = False
+        self._finished_for: object = None
+        """The statuses for which the work at the end is done: it is not done again until they change."""
+        self._deleted = 0
+        """How many artifacts were deleted that were not uploaded."""
+        self.exporting: list[int] = []
+        """The steps that processes still export whose parents have ended."""
         self._reason: str | None = None
         url = None if config.upload is None else f"{config.upload}/{stored_name(run)}"
         self._uploads: Uploads | None = None
@@ -113,7 +119,7 @@ class Follower:
         commands = 0 if self._completer is None else self._completer.failures
         unsent = self._sender is not None and self._sender.has_failed
         left = self._uploads is not None and self._uploads.has_failed
-        return self._reason is not None or commands > 0 or left or unsent
+        return self._reason is not None or commands + self._deleted > 0 or left or unsent
 
     @property
     def alive(self) -> list[str]:
@@ -138,11 +144,16 @@ class Follower:
         try:
             self._peers.look()
             over = self._peers.over(restart_seconds)
+            finished_for = restart_seconds, self._peers.reports
+            if over and finished_for == self._finished_for:
+                return True
             if not self._run.is_dir():
                 return over
             if not self._lock.take():
                 return False  # the other follower may have missed the end
             over, failed = self._attend(over=over)
+            if over and failed is None:
+                self._finished_for = finished_for
             reason = None if failed is None else f"the run directory cannot be used: {failed}"
         except OSError as error:
             reason = f"the run directory cannot be used: {error}"
@@ -170,17 +181,18 @@ class Follower:
         if over and not self._finished and self._uploads is not None:
             self._uploads.retry()
         failed: OSError | None = None
-        exporting = False
+        self.exporting = []
         for number in sorted(steps(self._run), key=self._failures):
             try:
-                exporting |= self._work_on(number, over=over)
+                if self._work_on(number, over=over):
+                    self.exporting.append(number)
             except OSError as error:
                 failed = failed or error
         try:
             self._prune()  # also on a full disk, which prevents the rest
         except OSError as error:
             failed = failed or error
-        self._finished = over and not exporting
+        self._finished = over and not self.exporting
         if self._finished:
             self._finish()
         return self._finished, failed
@@ -257,10 +269,18 @@ class Follower:
             except OSError as error:  # as for a link in the place of its folder
                 failed = failed or error
                 continue
-            step.artifacts = {}
             logger.notice(
-                "retention.pruned", step=step.number, bytes=entry.bytes, files=entry.files, reason=reason
+                "retention.pruned",
+                step=step.number,
+                bytes=entry.bytes,
+                files=entry.files,
+                not_uploaded=step.not_uploaded,
+                reason=reason,
             )
+            if step.not_uploaded:
+                logger.warning("retention.not_uploaded", step=step.number, count=step.not_uploaded)
+            self._deleted += step.not_uploaded
+            step.artifacts, step.not_uploaded = {}, 0
             if entry.kept:
                 logger.warning("retention.incomplete", step=step.number, kept=entry.kept[:5])
         if failed is not None:
@@ -316,11 +336,19 @@ def follow(
                 again = math.inf if running else RESTART_SECONDS if job_runs is None and not asked else 0.0
                 over = [each.look(again) for each in followers.values()]
                 if all(over) and not running:
+                    if not followers:
+                        logger.warning("follow.no_run")
                     return not any(each.has_failed for each in followers.values())
                 if not again and not waits:
                     waits = True
                     processes = [name for each in followers.values() for name in each.alive]
-                    logger.notice("follow.waiting", processes=processes[:5], count=len(processes))
+                    exporting = [step for each in followers.values() for step in each.exporting]
+                    logger.notice(
+                        "follow.waiting",
+                        processes=processes[:5],
+                        count=len(processes),
+                        exporting=exporting[:5],
+                    )
                 pause = max(LOOK_SECONDS, REST * (real_time.monotonic() - began))
                 until = real_time.monotonic() + pause
                 while real_time.monotonic() < until and asked == len(signals):

@@ -180,13 +180,19 @@ EVENTS: dict[str, Event] = {
     "follow.failed": Event("warning", "the run cannot be followed"),
     "follow.waiting": Event(
         "info",
-        "the job has ended, or is not awaited; {count} of its processes are still alive",
-        "processes count",
+        "the job has ended, or is not awaited; some of its processes or exports are still alive",
+        "processes count exporting",
+    ),
+    "follow.no_run": Event(
+        "warning", "no process of the command has opened a session; there was no run to follow", ""
     ),
     "otel.failed": Event("warning", "the collector did not accept the spans; they are sent again", "spans"),
     "on_complete.finished": Event("info", "the on_complete command succeeded", "seconds"),
     "on_complete.failed": Event("warning", "the on_complete command failed", "output reason"),
-    "retention.pruned": Event("info", "step {step} was removed", "bytes files reason"),
+    "retention.pruned": Event("info", "step {step} was removed", "bytes files not_uploaded reason"),
+    "retention.not_uploaded": Event(
+        "warning", "step {step} was removed before {count} of its artifacts were uploaded", "count"
+    ),
     "retention.incomplete": Event("warning", "step {step} could not be removed completely", "kept"),
     "upload.finished": Event("info", "{files} files were uploaded", "url bytes files"),
     "upload.failed": Event("warning", "an upload failed", "url reason"),

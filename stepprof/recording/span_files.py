@@ -47,7 +47,6 @@ class SpanFile:
         self._new_path = new_path
         self._header = {**header, "anchor": anchor.to_dict()}
         self._roll_bytes = roll_bytes
-        """The files so far."""
         self._fd: int | None = None
         self._size = 0
         self._offset = anchor.unix_ns - anchor.monotonic_ns

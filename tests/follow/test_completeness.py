@@ -102,6 +102,20 @@ class TestSteps:
         empty.look()
         assert (empty.over(600.0), empty.over(0.0)) == (False, True)
 
+    @pytest.mark.parametrize(("seconds", "over"), [(10, True), (-10, False)])
+    def test_a_rank_that_was_started_again_counts_once(self, tmp_path, seconds, over) -> None:
+        """Of a rank that was started again after its last report the later status counts: it ended well. Two ranks
+        of one number at the same time, as in replica groups, count both.
+        """
+        run = runs.make_run(tmp_path)
+        died = time.time_ns() - 60 * 10**9
+        path = runs.tell_status(run, writer=runs.ended_writer(), started_unix_ns=died, published_unix_ns=died)
+        path.rename(path.with_name("rank-0.2.json"))
+        runs.tell_status(run, ended=True, started_unix_ns=died + seconds * 10**9)
+        peers = Peers(run.path)
+        peers.look()
+        assert (len(peers.statuses), peers.over(600.0)) == (2, over)
+
     def test_an_export_outlives_its_process(self, tmp_path) -> None:
         """What a forked export still writes is pending while the export lives, though its process was killed."""
         run = runs.make_run(tmp_path)

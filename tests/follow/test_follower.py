@@ -312,6 +312,19 @@ class TestSequence:
         assert len(list(run.path.rglob("*.gz"))) == 1
         made.close()
 
+    def test_what_is_deleted_before_its_upload_is_a_failure(self, run, refused) -> None:
+        """An artifact that `keep_bytes` deletes before its upload is logged, and the exit status tells it."""
+        runs.record(run, 2)
+        runs.record(run, 3)
+        runs.tell_status(run, ended=True)
+        with capture_logs() as logs:
+            made = look(run, upload="memory://up", keep_bytes=1)
+        assert [path.parent.parent.name for path in run.path.rglob("*.gz")] == ["step-000003"]
+        lines = {line["event"]: line for line in logs}
+        assert lines["retention.pruned"]["not_uploaded"] == 1
+        assert (lines["retention.not_uploaded"]["step"], lines["retention.not_uploaded"]["count"]) == (2, 1)
+        assert made.has_failed
+
     def test_an_export_of_a_dead_process_is_awaited(self, run, tmp_path) -> None:
         """A run is not over while a forked export, which has outlived its process, still writes."""
         claim = runs.record(run, status="lost", error="x", pending=True, data=b"")
@@ -560,6 +573,49 @@ class TestLoop:
         assert ran() == ["a 2", "b 2", "b 3"]
         (line,) = [line for line in logs if line["event"] == "follow.waiting"]
         assert (line["processes"], line["count"]) == (["rank-0.json"] * 2, 2)
+
+    def test_a_run_that_is_over_costs_the_others_nothing(self, tmp_path, monkeypatch, mocker) -> None:
+        """The work at the end of a run is done once, again when a process of it was started again, and once more
+        when the job has ended.
+        """
+        monkeypatch.setattr(follower, "LOOK_SECONDS", 0.0)
+        run = runs.make_run(tmp_path)
+        runs.tell_status(run, ended=True)
+        finish = mocker.spy(Follower, "_finish")
+        counts = []
+
+        def job_runs() -> bool:
+            counts.append(finish.call_count)
+            if len(counts) == 10:
+                runs.tell_status(run, ended=True)
+            return len(counts) < 20
+
+        assert follow(Config(on_complete=["true"]), lambda: [run.path], job_runs) is True
+        assert sorted(set(counts)) == [0, 1, 2]
+        assert finish.call_count == 3
+
+    def test_what_it_waits_for_is_logged(self, run, monkeypatch) -> None:
+        """The steps that are exported after the end of their process are named. A job without a run is logged."""
+        monkeypatch.setattr(follower, "LOOK_SECONDS", 0.0)
+        claim = runs.record(run, status="lost", error="x", pending=True, data=b"")
+        content = json.loads(claim.fragment.read_text())
+        runs.tell_status(run, step=2, writer=runs.ended_writer())
+        claim.fragment.write_text(json.dumps({**content, "exporter": writer_identity()}))
+        looks = []
+
+        def known():
+            looks.append(1)
+            if len(looks) == 3:
+                claim.fragment.write_text(json.dumps(content))
+            return [run.path]
+
+        with capture_logs() as logs:
+            assert follow(Config(keep_steps=1), known, lambda: False) is True
+            assert follow(Config(keep_steps=1), list, lambda: False) is True
+        assert [(line["event"], line.get("count"), line.get("exporting")) for line in logs] == [
+            ("follow.waiting", 0, [2]),
+            ("follow.no_run", None, None),
+        ]
 
     def test_while_the_job_runs_its_processes_may_be_started_again(self, run, tmp_path, monkeypatch) -> None:
         """A run whose processes have died is not over while the job runs, however late they are started again."""

@@ -24,7 +24,8 @@ def add(parser: argparse.ArgumentParser) -> None:
         "as the configuration file says. It ends when all processes of the run have ended and nothing is left to do."
     )
     parser.epilog = (
-        "exit status: 0 everything was done, 1 something failed or it was stopped, 2 it could not begin"
+        "exit status: 0 everything was done, 1 something failed, 2 it could not begin, "
+        "130 it was stopped by Ctrl-C or a second SIGTERM"
     )
     add_run(parser)
     parser.add_argument(
