@@ -63,7 +63,7 @@ class Child:
         if not self.orphan or status is fork.RUNNING:
             return status
         if self.worker is None:  # it has not begun
-            return fork.UNKNOWN if self.at_end else fork.RUNNING
+            return fork.UNKNOWN if self.at_end or late else fork.RUNNING
         if self.worker.pid == self.pid:  # it could start no other process
             return status
         return fork.RUNNING if process_start(self.worker.pid) == self.worker.start else fork.UNKNOWN

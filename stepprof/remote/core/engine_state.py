@@ -132,10 +132,14 @@ class EngineState:
             self.clock = clock
 
     def note_calls(self, clock: Clock | None) -> None:
-        """Use the clock that the calls of a capture show, unless a better one is known."""
+        """Use the clock that the calls of a capture show, unless a better one is known that agrees with it."""
         known = self.clock
-        if clock is not None and (
-            known is None or (known.method == clock.method and clock.error_ns <= known.error_ns)
+        if clock is None or (known is not None and known.method != clock.method):
+            return
+        if (
+            known is None
+            or clock.error_ns <= known.error_ns
+            or abs(clock.offset_ns - known.offset_ns) > clock.error_ns + known.error_ns  # it was set since
         ):
             self.clock = clock
 

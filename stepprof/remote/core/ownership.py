@@ -13,6 +13,7 @@ import fcntl
 import hashlib
 import os
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -54,26 +55,35 @@ class MemoryPlace:
 
     def __init__(self, key: str) -> None:
         self._key = key
+        self._mine: tuple[str, Mapping[str, object] | None] | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether no other driver has taken it, as after the end of the process whose window it is."""
+        return self._mine is not None and _in_memory.get(self._key) is self._mine
 
     def take(self, holder: str, owner: Mapping[str, object]) -> str | None:
         """Become the holder. Return the name of one that left or ended without giving the place back; None: it was free. Raises Taken."""
         name, process = _in_memory.get(self._key, ("", None))
         if process is not None and is_alive(process) is not False:
             raise Taken(name)
-        _in_memory[self._key] = (holder, owner)
+        self._mine = _in_memory[self._key] = (holder, owner)
         return name or None
 
     def give(self) -> None:
-        """Free the place."""
-        _in_memory.pop(self._key, None)
+        """Free the place, if it is still held."""
+        if self.is_held:
+            del _in_memory[self._key]
 
     def hand_back(self, holder: str) -> None:
         """Go as if the earlier holder had only now left: its capture could not be stopped."""
-        _in_memory[self._key] = (holder, None)
+        if self.is_held:
+            _in_memory[self._key] = (holder, None)
 
     def leave(self) -> None:
         """Go, although the engine may still record: the next driver stops it."""
-        self.hand_back(_in_memory[self._key][0])
+        if self._mine is not None:
+            self.hand_back(self._mine[0])
 
 
 class FilePlace:
@@ -84,6 +94,11 @@ class FilePlace:
         self.holder = ""
         """The name that this place was taken with."""
         self._descriptor: int | None = None
+
+    @property
+    def is_held(self) -> bool:
+        """Return whether this driver holds it: no other one takes a file that is locked."""
+        return self._descriptor is not None
 
     def take(self, holder: str, owner: Mapping[str, object]) -> str | None:
         """Become the holder. Return the name of one whose process ended without giving the place back; None: it was free.
@@ -180,10 +195,14 @@ class Hold:
         self._name = name
         self._place: Place | None = None
         self._has_left = False
-        self.window: EngineWindow | None = None
-        """What is recorded while the place is held."""
+        self._window: EngineWindow | None = None
         self.ending = asyncio.Lock()
         """Held while the capture is being ended: a second end at the same time would find its files taken."""
+
+    @property
+    def window(self) -> EngineWindow | None:
+        """What is recorded while the place is held."""
+        return self._window if self._place is not None and self._place.is_held else None
 
     async def take(self, window: EngineWindow, place: Place, stop: Callable[[], Awaitable[object]]) -> None:
         """Become the holder for a window.
@@ -201,8 +220,12 @@ class Hold:
         holder = (
             f"run {run}, step {what.step}, {what.name} (process {owner.get('pid')} on {owner.get('host')})"
         )
+        taking = asyncio.ensure_future(_do(place, place.take, holder, owner))
         try:
-            left = await _do(place, place.take, holder, owner)
+            left = await asyncio.shield(taking)
+        except asyncio.CancelledError:
+            taking.add_done_callback(partial(_give_back, place))
+            raise
         except Taken as other:
             raise EngineFailure(
                 f"{self._name} is recorded by another driver: {other}; nothing was sent. It is free when that window or its process ends",
@@ -215,15 +238,19 @@ class Hold:
                 await _do(place, place.hand_back, left)
                 if not isinstance(error, EngineFailure):
                     raise
+                file = (
+                    f"; if nothing records there, remove {place.path}" if isinstance(place, FilePlace) else ""
+                )
                 raise EngineFailure(
-                    f"{self._name}: the capture that {left} has left cannot be stopped: {error}", error.health
+                    f"{self._name}: the capture that {left} has left cannot be stopped: {error}{file}",
+                    error.health,
                 ) from error
             logger.warning("capture.abandoned", name=self._name, left_by=left)
-        self._place, self.window = place, window
+        self._place, self._window = place, window
 
     async def give(self) -> None:
         """Release it, if it is held."""
-        place, self._place, self.window = self._place, None, None
+        place, self._place, self._window = self._place, None, None
         if place is not None:
             await _do(place, place.give)
 
@@ -265,7 +292,7 @@ class Hold:
 
     def retire(self) -> None:
         """Leave: what is still open is stopped by the next driver, and no longer by this one."""
-        place, self._place, self.window = self._place, None, None
+        place, self._place, self._window = self._place, None, None
         if place is not None:
             self._has_left = True
             place.leave()
@@ -296,6 +323,16 @@ def _locked(descriptor: int, path: Path) -> bool:
         logger.debug("folder.not_locked", path=str(path), reason=str(error))
         return False
     return True
+
+
+def _give_back(place: Place, taking: asyncio.Future[str | None]) -> None:
+    """Give a place back that was taken for a driver that no longer waits for it."""
+    if not taking.cancelled() and taking.exception() is None:
+        left = taking.result()
+        if left is None:
+            place.give()
+        else:
+            place.hand_back(left)
 
 
 async def _do(place: Place, act: Callable[..., T], *arguments: object) -> T:

@@ -33,20 +33,21 @@ def by_calls(
     if entry.start_unix_ns is None or entry.end_unix_ns is None or stopped.partial:
         return None
     sent = entry.start_unix_ns - int((entry.start_seconds or 0) * 1e9)
-    low, high = [], []
+    bounds = []
     for artifact in stopped.artifacts:
         if artifact.began_ns is None or artifact.ended_ns is None:
             continue
-        high.append(artifact.began_ns - sent)
-        low.append(artifact.ended_ns - answered_ns)
+        high, low = [artifact.began_ns - sent], [artifact.ended_ns - answered_ns]
         if not (window.options.by_stage or window.options.delay_iterations):
             low.append(artifact.began_ns - entry.start_unix_ns)
         if stopped.capped_by is None and not window.options.by_stage:
             high.append(artifact.ended_ns - entry.end_unix_ns)
-    if not low:
+        bounds.append((max(low) - TRACE_NS, min(high) + TRACE_NS))
+    if not bounds or max(least for least, _ in bounds) > min(most for _, most in bounds):
         return None
-    least, most = max(low) - TRACE_NS, min(high) + TRACE_NS
-    return Clock(host, (least + most) // 2, (most - least + 1) // 2, "calls") if least <= most else None
+    # workers may have several clocks that differ by less than what bounds them
+    least, most = min(least for least, _ in bounds), max(most for _, most in bounds)
+    return Clock(host, (least + most) // 2, (most - least + 1) // 2, "calls")
 
 
 def lacking(window: EngineWindow, stopped: Stopped, entry: EngineEntry, clock: Clock | None) -> str | None:
@@ -71,12 +72,16 @@ def shortfall(
         artifacts: the engine's traces; those that do not state when their profiler ran are ignored.
         begun_ns: when the engine's start was answered, by this host's clock; None: its traces begin later on purpose.
         ended_ns: when its stop was sent; if the engine's own limit ended it, `begun_ns`.
-        clock: the engine's clock against this one; None: unknown, and nothing is compared.
+        clock: the engine's clock against this one; None: unknown, and only the lengths are compared.
     """
     began = [artifact.began_ns for artifact in artifacts if artifact.began_ns is not None]
     ended = [artifact.ended_ns for artifact in artifacts if artifact.ended_ns is not None]
-    if clock is None or not began or not ended:
+    if not began or not ended:
         return None
+    if clock is None:  # how long they are shows without one
+        missing = 0 if begun_ns is None else ended_ns - begun_ns - (min(ended) - max(began))
+        text = f"the traces cover {missing / 1e9:.3g} s less than the window: another process began or ended the capture"
+        return text if missing > SLACK_NS else None
     slack = SLACK_NS + clock.error_ns
     begins, ends = max(began) - clock.offset_ns, min(ended) - clock.offset_ns
     late = 0 if begun_ns is None else begins - begun_ns

@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from driven import make_window, on_remote
 
+from stepprof.host.process_identity import writer_identity
 from stepprof.remote.base import EngineFailure, EngineWindow, Stopped
 from stepprof.remote.core import ownership
 from stepprof.remote.core.ownership import FilePlace, Hold, MemoryPlace, Place, place_next_to_the_runs
@@ -74,6 +76,16 @@ class Engine:
         if isinstance(self.result, EngineFailure):
             raise self.result
         return self.result
+
+
+def _slowly(act: Any) -> Any:
+    """Return a function that takes 0.2 s longer."""
+
+    def acts(*arguments: Any) -> Any:
+        time.sleep(0.2)
+        return act(*arguments)
+
+    return acts
 
 
 @pytest.fixture(params=["file", "memory"])
@@ -163,6 +175,49 @@ class TestHold:
         assert engine.stops == 1
         (line,) = [line for line in log if line["event"] == "capture.abandoned"]
         assert line["left_by"].startswith("run test, step 2, rollout (process")
+        on_remote(second.give())
+
+    def test_a_place_that_was_taken_after_the_end_of_a_process(
+        self, tmp_path: Path, window: EngineWindow
+    ) -> None:
+        """A driver in an actor whose job has ended stops nothing, and frees nothing, once another one holds the engine."""
+        places = [MemoryPlace(f"object:{tmp_path}") for _ in range(3)]
+        first, second, third, engine = Hold("engine"), Hold("engine"), Hold("engine"), Engine()
+        with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
+            owner = writer_identity(job.pid)
+            job.kill()
+        on_remote(first.take(replace(window, owner=owner), places[0], engine.stop))
+        on_remote(second.take(window, places[1], engine.stop))
+        assert engine.stops == 1
+        assert first.window is None
+        on_remote(first.settle(engine))
+        first.retire()
+        on_remote(first.give())
+        assert engine.stops == 1
+        with pytest.raises(EngineFailure, match="recorded by another driver"):
+            on_remote(third.take(window, places[2], engine.stop))
+        on_remote(second.give())
+        on_remote(third.take(window, places[2], engine.stop))
+        on_remote(third.give())
+        second.retire()
+
+    def test_a_driver_that_no_longer_waits_for_its_place(
+        self, place: Any, window: EngineWindow, mocker: Any
+    ) -> None:
+        """If the start is cancelled while the file is locked, the place is given back."""
+        mocker.patch.object(ownership, "_write", side_effect=_slowly(ownership._write))
+        first, second, engine = Hold("engine"), Hold("engine"), Engine()
+
+        async def cancelled() -> None:
+            taking = asyncio.ensure_future(first.take(window, place(), engine.stop))
+            await asyncio.sleep(0.05)
+            taking.cancel()
+            await asyncio.wait({taking})
+            await asyncio.sleep(0.5)
+
+        on_remote(cancelled())
+        on_remote(first.give())
+        on_remote(second.take(window, place(), engine.stop))
         on_remote(second.give())
 
     def test_a_capture_that_cannot_be_stopped(self, place: Any, window: EngineWindow) -> None:

@@ -450,6 +450,19 @@ class TestTrouble:
         assert clock["method"] == "calls"
         assert abs(clock["offset_ns"] - ahead * 1e9) <= clock["error_ns"]
 
+    def test_a_clock_that_was_set(self, recording, engine):
+        """A later capture that contradicts the known clock replaces it: the capture is whole."""
+        one, session = engine(ahead=0, delays={"start": 0.02, "stop": 0.02}), recording()
+        stepprof.attach(one)
+        for step, ahead in ((2, 0), (3, 2)):
+            one.ahead, one.delays = ahead, dict.fromkeys(("start", "stop"), 0.02 + ahead / 20)
+            with stepprof.profile_step(step, role="rollout"):
+                pass
+        assert [each.status for each in settled(session)] == ["complete"]
+        (file,) = session.path.glob("step-000003/manifest/*-engines-*.json")
+        (clock,) = [each for each in json.loads(file.read_text())["clocks"] if each["host"] == "here"]
+        assert abs(clock["offset_ns"] - 2e9) <= clock["error_ns"]
+
     def test_a_failed_compensating_stop_is_reported(self, recording, engine, log):
         """The failed abort is logged; the manifest has the failure of the start."""
         lost = EngineFailure("connection reset", "unreachable", owes_stop=True)
