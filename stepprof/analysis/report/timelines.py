@@ -305,7 +305,9 @@ def _links(
         # the last one may have worked before the call in which they met, where this one waits until then
         resumed = gone if met else _works_from(computing, end, gone)
         work = activities.get(label, Activity()).computing
-        arrived = end if met else min(resumed, _worked_until(work, end, gone))
+        arrived = min(resumed, _worked_until(work, end, gone))
+        if met or arrived - end <= 2 * STILL_NS:  # samples do not show it so exactly
+            arrived = end
         # it meets others in the region's collectives, and is in none of them when the last one enters
         outside = began is None and len(communicating.clip(start, until)) > 0
         if not (computes or elsewhere or outside) and (
