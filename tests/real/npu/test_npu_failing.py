@@ -249,10 +249,12 @@ class TestOthers:
             """
             init()
             use_device()
+            import gc
             import torch_npu
             with profile_step(2, role="actor"):
                 work()
                 torch_npu.profiler.profile()
+                gc.collect()
                 work()
             with profile_step(3, role="actor"):
                 work()
