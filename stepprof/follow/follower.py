@@ -1,5 +1,4 @@
-"""Follow runs: once a second, find the steps that are complete, and upload them, run the command and
-delete artifacts beyond the budget.
+"""Follow a run: find the steps that are complete, and upload them, run the command and delete artifacts beyond the budget.
 
 One process follows a run, the one that holds its lock. It reads the run directory and nothing of the
 job. It may be killed at any time: the next one does what is left.
@@ -7,17 +6,10 @@ job. It may be killed at any time: the next one does what is left.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import math
 import os
-import select
-import signal
-import time
-from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from types import FrameType
 
 from stepprof.config.config import Config
 from stepprof.config.options.otel import OtelOptions
@@ -39,13 +31,6 @@ from stepprof.log import bound, logger
 from stepprof.run.layout import MANIFEST, step_folder
 from stepprof.run.names import RUN_FILE, is_plain_name
 from stepprof.run.runs import read_run, run_id_of, steps
-
-LOOK_SECONDS = 1.0
-REST = 5
-"""The pause between two looks is at least this many times as long as a look."""
-
-SIGNAL_SECONDS = 0.1
-"""How late a signal may be noticed."""
 
 RESTART_SECONDS = 600.0
 """A run whose processes are gone, and have not all ended well, is over after this time: a launcher may
@@ -304,81 +289,3 @@ def _modified(folder: Path) -> int | None:
     except OSError:
         return None
     return changed if abs(real_time.time_ns() - changed) > FRESH_SECONDS * 1e9 else None
-
-
-def follow(
-    config: Config, runs: Callable[[], Iterable[Path]], job_runs: Callable[[], bool] | None = None
-) -> bool:
-    """Follow runs until all are over.
-
-    A run is over when no process of it is alive. If some have not ended well, they may be started again: as
-    long as the job runs, or for RESTART_SECONDS without a job to ask. After a SIGTERM that is not awaited.
-    A second SIGTERM, or Ctrl-C, ends it at once.
-
-    Args:
-        config: the configuration.
-        runs: returns the runs, of which there may be more at each call while the job runs.
-        job_runs: returns whether the job runs; None: there is none to ask.
-
-    Returns:
-        Whether everything was done.
-    """
-    followers: dict[Path, Follower] = {}
-    waits = False
-    with _signals() as signals:
-        try:
-            while True:
-                began, asked = real_time.monotonic(), len(signals)
-                running = job_runs is not None and job_runs()
-                for run in runs():
-                    if run not in followers:
-                        followers[run] = Follower(run, config)
-                again = math.inf if running else RESTART_SECONDS if job_runs is None and not asked else 0.0
-                over = [each.look(again) for each in followers.values()]
-                if all(over) and not running:
-                    if not followers:
-                        logger.warning("follow.no_run")
-                    return not any(each.has_failed for each in followers.values())
-                if not again and not waits:
-                    waits = True
-                    processes = [name for each in followers.values() for name in each.alive]
-                    exporting = [step for each in followers.values() for step in each.exporting]
-                    logger.notice(
-                        "follow.waiting",
-                        processes=processes[:5],
-                        count=len(processes),
-                        exporting=exporting[:5],
-                    )
-                pause = max(LOOK_SECONDS, REST * (real_time.monotonic() - began))
-                until = real_time.monotonic() + pause
-                while real_time.monotonic() < until and asked == len(signals):
-                    if running and job_runs is not None and not job_runs():
-                        break
-                    time.sleep(SIGNAL_SECONDS)
-        finally:
-            for each in followers.values():
-                each.close()
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[list[int]]:
-    """Yield a list for the first SIGTERM; the next one acts as Ctrl-C."""
-    received: list[int] = []
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        if received:
-            raise KeyboardInterrupt
-        received.append(number)
-
-    before = {signal.SIGTERM: signal.signal(signal.SIGTERM, handle)}
-    before[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may ignore it
-    try:
-        yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def is_open(pipe: int = 0) -> bool:
-    """Return whether `stepprof run` still holds the other end of a pipe, to which it writes nothing."""
-    return not select.select([pipe], [], [], 0)[0]

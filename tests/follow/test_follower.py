@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 import sys
 
 import fsspec
@@ -19,8 +17,7 @@ from stepprof.config.options.watch import WatchOptions
 from stepprof.errors import ConfigError
 from stepprof.follow import follower
 from stepprof.follow.captures import Captures
-from stepprof.follow.follower import RESTART_SECONDS, Follower, follow, is_open, stored_name
-from stepprof.follow.lock import Lock
+from stepprof.follow.follower import RESTART_SECONDS, Follower, stored_name
 from stepprof.follow.settings import settings
 from stepprof.follow.watch import Watch
 from stepprof.host.process_identity import writer_identity
@@ -68,12 +65,6 @@ def look(run, *, last=False, **config):
     return made
 
 
-def note(tmp_path, text="$STEPPROF_STEP $STEPPROF_STATUS"):
-    """Return a command that writes a line, and a function that returns the lines."""
-    path = tmp_path / "ran"
-    return ["sh", "-c", f'echo "{text}" >> {path}'], lambda: path.read_text().splitlines() if path.exists() else []  # fmt: skip
-
-
 class TestSettings:
     def test_they_come_from_the_file_alone(self, tmp_path, run) -> None:
         """The settings come from --config, else from $STEPPROF_CONFIG, and never from the run."""
@@ -110,7 +101,9 @@ class TestSequence:
         """Of a complete step the artifacts are uploaded, then the command runs, then old artifacts are
         deleted. At the end the results are uploaded too, and the copy is a run.
         """
-        command, ran = note(tmp_path, "$STEPPROF_STEP $(ls $STEPPROF_STEP_DIR/actor) $STEPPROF_UPLOADED_TO")
+        command, ran = runs.note(
+            tmp_path, "$STEPPROF_STEP $(ls $STEPPROF_STEP_DIR/actor) $STEPPROF_UPLOADED_TO"
+        )
         for step in (2, 3):
             runs.record(run, step)
         runs.write_spans(run, 0)
@@ -139,7 +132,7 @@ class TestSequence:
         """If a rank does not leave the step, the command of the step runs after ten minutes."""
         runs.record(run)
         runs.tell_status(run, rank=1, step=2)
-        command, ran = note(tmp_path)
+        command, ran = runs.note(tmp_path)
         made = Follower(run.path, Config(on_complete=command))
         made.look()
         assert ran() == []
@@ -154,7 +147,7 @@ class TestSequence:
         runs.record(run, rank=1, writer=writer_identity())
         runs.tell_status(run, rank=0, step=2, writer=runs.ended_writer())
         runs.tell_status(run, rank=1, step=3)
-        command, ran = note(tmp_path)
+        command, ran = runs.note(tmp_path)
         look(run, on_complete=command)
         assert ran() == ["2 lost"]
 
@@ -331,7 +324,7 @@ class TestSequence:
         content = json.loads(claim.fragment.read_text())
         runs.tell_status(run, step=2, writer=runs.ended_writer())
         claim.fragment.write_text(json.dumps({**content, "exporter": writer_identity()}))
-        command, ran = note(tmp_path)
+        command, ran = runs.note(tmp_path)
         made = Follower(run.path, Config(on_complete=command))
         assert made.look(0.0) is False
         runs.record(run)  # the export has finished the manifest
@@ -368,7 +361,7 @@ class TestCommand:
     def test_its_result_and_its_environment(self, run, tmp_path) -> None:
         """The command has the facts of the step. Its result is in the manifest, and it is not run again."""
         names = "STEPPROF STEPPROF_RUN STEPPROF_RUN_ID STEPPROF_STEP STEPPROF_STEP_DIR STEPPROF_STATUS"
-        command, ran = note(tmp_path, " ".join(f"${name}" for name in names.split()))
+        command, ran = runs.note(tmp_path, " ".join(f"${name}" for name in names.split()))
         runs.record(run)
         for _ in range(2):
             look(run, last=True, on_complete=command)
@@ -398,7 +391,7 @@ class TestCommand:
 
     def test_a_command_whose_follower_died_is_lost(self, run, tmp_path) -> None:
         """A command that was running when its follower was killed is not run again."""
-        command, ran = note(tmp_path)
+        command, ran = runs.note(tmp_path)
         claim = runs.record(run)
         entry = {"command": command, "status": "lost", "error": "x"}
         content = {
@@ -418,7 +411,7 @@ class TestCommand:
 
     def test_once_at_the_end_of_each_job(self, run, tmp_path) -> None:
         """The command at the end runs when all processes have ended: once for each job of the run."""
-        command, ran = note(tmp_path, "$STEPPROF_RECORDED_STEPS $STEPPROF_STATUS ${STEPPROF_STEP-none}")
+        command, ran = runs.note(tmp_path, "$STEPPROF_RECORDED_STEPS $STEPPROF_STATUS ${STEPPROF_STEP-none}")
         config = {"on_complete": command, "on_complete_when": "run"}
         runs.record(run, 2)
         runs.record(run, 4, status="partial")
@@ -433,7 +426,7 @@ class TestCommand:
 
     def test_a_command_that_cannot_be_claimed(self, run, tmp_path, mocker) -> None:
         """If the file with the result cannot be made, the command does not run, and the log has the reason."""
-        command, ran = note(tmp_path)
+        command, ran = runs.note(tmp_path)
         runs.record(run)
         mocker.patch(
             "stepprof.follow.on_complete.write_exclusively",
@@ -458,7 +451,7 @@ class TestCommand:
 class TestRunDirectory:
     def test_one_process_follows(self, run, tmp_path) -> None:
         """A second follower does nothing while the first one lives, and takes over when it has ended."""
-        command, ran = note(tmp_path)
+        command, ran = runs.note(tmp_path)
         first, second = (Follower(run.path, Config(on_complete=command)) for _ in range(2))
         runs.tell_status(run, step=9)
         first.look()
@@ -532,150 +525,6 @@ class TestRunDirectory:
         assert made.look(0.0) is True
         assert not run.path.exists()
         made.close()
-
-
-class TestLoop:
-    def test_it_ends_with_the_run(self, run, tmp_path) -> None:
-        """Without a job to ask, a follower ends when the run is over."""
-        command, ran = note(tmp_path)
-        runs.record(run)
-        runs.tell_status(run, ended=True)
-        config = Config(on_complete=command)
-        assert follow(config, lambda: [run.path]) is True
-        assert ran() == ["2 complete"]
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        assert Lock(run.path).take()  # it was released
-
-    def test_several_runs_of_one_job(self, tmp_path, monkeypatch) -> None:
-        """While the job runs, more runs may come. After it, each run is followed until no process of it is alive:
-        some outlive their launcher.
-        """
-        monkeypatch.setattr(follower, "LOOK_SECONDS", 0.0)
-        command, ran = note(tmp_path, "$STEPPROF_RUN_ID $STEPPROF_STEP")
-        known = [runs.make_run(tmp_path, name).path for name in ("a", "b")]
-        made = [runs.open_run(tmp_path, run_id=path.name, rank=0, world_size=1, environ={}, description={}) for path in known]  # fmt: skip
-        for run in made:
-            runs.record(run)
-            runs.tell_status(run, step=9)
-        calls = []
-
-        def job_runs() -> bool:
-            calls.append(1)
-            if len(calls) == 12:  # the job has ended before
-                runs.record(made[1], 3)
-                for run in made:
-                    runs.tell_status(run, ended=True)
-            return len(calls) < 6
-
-        shown = lambda: known[:1] if len(calls) < 3 else known  # noqa: E731
-        with capture_logs() as logs:
-            assert follow(Config(on_complete=command), shown, job_runs) is True
-        assert ran() == ["a 2", "b 2", "b 3"]
-        (line,) = [line for line in logs if line["event"] == "follow.waiting"]
-        assert (line["processes"], line["count"]) == (["rank-0.json"] * 2, 2)
-
-    def test_a_run_that_is_over_costs_the_others_nothing(self, tmp_path, monkeypatch, mocker) -> None:
-        """The work at the end of a run is done once, again when a process of it was started again, and once more
-        when the job has ended.
-        """
-        monkeypatch.setattr(follower, "LOOK_SECONDS", 0.0)
-        run = runs.make_run(tmp_path)
-        runs.tell_status(run, ended=True)
-        finish = mocker.spy(Follower, "_finish")
-        counts = []
-
-        def job_runs() -> bool:
-            counts.append(finish.call_count)
-            if len(counts) == 10:
-                runs.tell_status(run, ended=True)
-            return len(counts) < 20
-
-        assert follow(Config(on_complete=["true"]), lambda: [run.path], job_runs) is True
-        assert sorted(set(counts)) == [0, 1, 2]
-        assert finish.call_count == 3
-
-    def test_what_it_waits_for_is_logged(self, run, monkeypatch) -> None:
-        """The steps that are exported after the end of their process are named. A job without a run is logged."""
-        monkeypatch.setattr(follower, "LOOK_SECONDS", 0.0)
-        claim = runs.record(run, status="lost", error="x", pending=True, data=b"")
-        content = json.loads(claim.fragment.read_text())
-        runs.tell_status(run, step=2, writer=runs.ended_writer())
-        claim.fragment.write_text(json.dumps({**content, "exporter": writer_identity()}))
-        looks = []
-
-        def known():
-            looks.append(1)
-            if len(looks) == 3:
-                claim.fragment.write_text(json.dumps(content))
-            return [run.path]
-
-        with capture_logs() as logs:
-            assert follow(Config(keep_steps=1), known, lambda: False) is True
-            assert follow(Config(keep_steps=1), list, lambda: False) is True
-        assert [(line["event"], line.get("count"), line.get("exporting")) for line in logs] == [
-            ("follow.waiting", 0, [2]),
-            ("follow.no_run", None, None),
-        ]
-
-    def test_while_the_job_runs_its_processes_may_be_started_again(self, run, tmp_path, monkeypatch) -> None:
-        """A run whose processes have died is not over while the job runs, however late they are started again."""
-        monkeypatch.setattr(follower, "LOOK_SECONDS", 0.0)
-        monkeypatch.setattr(follower, "RESTART_SECONDS", 0.0)
-        command, ran = note(tmp_path, "$STEPPROF_RECORDED_STEPS")
-        runs.record(run)
-        runs.tell_status(run, step=2, writer=runs.ended_writer())
-        calls = []
-
-        def job_runs() -> bool:
-            calls.append(1)
-            if len(calls) == 5:
-                assert ran() == []
-                runs.record(run, 3)
-                runs.tell_status(run, ended=True)
-            return len(calls) < 8
-
-        config = Config(on_complete=command, on_complete_when="run")
-        assert follow(config, lambda: [run.path], job_runs) is True
-        assert ran() == ["2,3"]
-
-    def test_a_signal_asks_for_the_end_of_the_run(self, run, tmp_path, monkeypatch) -> None:
-        """After SIGTERM no restart is awaited, and a process that is alive still is: it may be stopping and
-        exporting. A second signal ends the follower at once.
-        """
-        monkeypatch.setattr(follower, "LOOK_SECONDS", 0.0)
-        command, ran = note(tmp_path)
-        runs.record(run)
-        runs.tell_status(run, step=2)
-        asked = []
-
-        def known():
-            asked.append(1)
-            if len(asked) == 1:
-                os.kill(os.getpid(), signal.SIGTERM)
-            if len(asked) == 5:
-                runs.record(run, 3)
-                runs.tell_status(run, step=3, writer=runs.ended_writer())
-            return [run.path]
-
-        assert follow(Config(on_complete=command), known) is True
-        assert ran() == ["2 complete", "3 complete"]
-
-        def twice():
-            for _ in range(2):
-                os.kill(os.getpid(), signal.SIGTERM)
-            return [run.path]
-
-        with pytest.raises(KeyboardInterrupt):
-            follow(Config(on_complete=command), twice)
-        assert Lock(run.path).take()
-
-    def test_a_closed_pipe_is_the_end_of_the_job(self) -> None:
-        """`stepprof run` holds a pipe to its follower while the job runs, also when it is killed."""
-        read, write = os.pipe()
-        assert is_open(read)
-        os.close(write)
-        assert not is_open(read)
-        os.close(read)
 
     def test_a_run_of_another_user_is_refused(self, run, mocker) -> None:
         """A run of another user is refused in one sentence: its files would all be ignored."""

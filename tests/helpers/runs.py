@@ -169,3 +169,9 @@ def region(name, seconds, step=2, role="actor", **more):
         "role": role,
         **more,
     }
+
+
+def note(tmp_path, text="$STEPPROF_STEP $STEPPROF_STATUS"):
+    """Return a command that writes a line, and a function that returns the lines."""
+    path = tmp_path / "ran"
+    return ["sh", "-c", f'echo "{text}" >> {path}'], lambda: path.read_text().splitlines() if path.exists() else []  # fmt: skip

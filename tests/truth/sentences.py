@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from stepprof.analysis.report.meetings import TOGETHER, TOGETHER_NS
+from stepprof.analysis.report.meetings import leaves_within
 from truth.known import Known, merged, minus, total
 from truth.model import Process
 from truth.noting import Notes, key_of
@@ -377,7 +377,7 @@ def _seem_to_meet(sentences: _Sentences, match: re.Match[str], who: int | str | 
     mine = _pieces(sentences, who or 0, match)
     return any(
         begin < last < end
-        and end - last <= TOGETHER_NS + TOGETHER * (last - begin)
+        and end - last <= leaves_within(last - begin)
         and not any(begin < high and low < end for low, high in map(other.call, other.calls))
         for rank, other in sentences.everyone.items()
         if rank != who and isinstance(rank, int)

@@ -21,8 +21,8 @@ TOGETHER = 0.05
 TOGETHER_NS = 2_000_000
 MOST_APART_NS = 50_000_000
 """Ranks leave together if their ends differ by at most `TOGETHER_NS` plus this share of the wait, of which `MOST_APART_NS`
-count at most. They leave as soon as the last one has entered, if its entry is at most that long before the first end, and the
-last end at most `MOST_APART_NS` after it: on a busy machine, one of them may leave late.
+count at most. They leave as soon as the last one has entered, if its entry is at most that long before the first end. On a
+busy machine one of them may leave late then, by `MOST_APART_NS` more at most.
 """
 CLEAR = 5
 """A wait counts if it is at least this many times longer than the difference of the ends."""

@@ -80,7 +80,7 @@ class StepGraph:
         known: the processes.
         start: of the step [ns].
         engine_roles: roles in which a process waits for engines.
-        possible: possible waits are waits.
+        waits: the waits of the processes, instead of those that are known: also the possible ones.
     """
 
     def __init__(
@@ -88,13 +88,15 @@ class StepGraph:
         known: Sequence[Timeline],
         start: int,
         engine_roles: frozenset[str | None],
-        *,
-        possible: bool = False,
+        waits: Sequence[Wait] | None = None,
     ) -> None:
         self.start = start
         self.ends = {each.label: each.ends[-1] for each in known if each.stretches}
         self.end = max(self.ends.values(), default=start)
-        waits = _waits(known, start, engine_roles, possible=possible)
+        others: Sequence[Wait] | None = None
+        if waits is None:
+            waits = _waits(known, start, engine_roles, possible=False)
+            others = _waits(known, start, engine_roles, possible=True)
         kept = sorted(waits, key=lambda wait: wait.start - wait.end)[:MOST_WAITS]
         self.waited = _by_process(kept)
         self.meetings = _meetings(kept, known)
@@ -115,8 +117,8 @@ class StepGraph:
         self.unrecorded_end = max(self.replay({}).values(), default=start)
         self._other: StepGraph | None = None
         """The same step, if the possible waits are waits."""
-        if not possible and {*_waits(known, start, engine_roles, possible=True)} != {*waits}:
-            self._other = StepGraph(known, start, engine_roles, possible=True)
+        if others is not None and {*others} != {*waits}:
+            self._other = StepGraph(known, start, engine_roles, others)
 
     def gain(self, without: Mapping[str, Intervals]) -> int | None:
         """Return how much earlier the step would end if processes did not spend some time [ns].

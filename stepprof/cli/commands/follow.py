@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from stepprof.cli.common import add_run, chosen_run
-from stepprof.follow.follower import follow, is_open
+from stepprof.follow.loop import follow, is_open
 from stepprof.follow.settings import settings
 from stepprof.run.announced import announced
 from stepprof.run.runs import is_run
