@@ -14,6 +14,7 @@ from stepprof.analysis.recording_cost import cost_sentences
 from stepprof.analysis.report.division import WORTH_SAYING
 from stepprof.analysis.report.region_rows import OTHERS, costliest
 from stepprof.analysis.report.schema import (
+    CauseTimes,
     Change,
     Idle,
     Neighbourhood,
@@ -167,7 +168,7 @@ def neighbours_table(among: Neighbourhood, step: int | None, room: int) -> Table
     ]
     measured += [
         (
-            f"{place.region or place.role} of {place.process}",
+            f"{_of_role(place)} of {place.process}",
             place.usual,
             [place.by_step.get(each.step) for each in shown],
         )
@@ -189,6 +190,13 @@ def neighbours_table(among: Neighbourhood, step: int | None, room: int) -> Table
         )
     span = f"steps {shown[0].step} to {shown[-1].step}"
     return text_table(["", span, f"step {step}", "usually"], rows, "lwrl", room)
+
+
+def _of_role(place: CauseTimes) -> str | None:
+    """Return the name of a region with its role, which the process may name: several roles may have a region of this name."""
+    if place.region is None or place.role is None or place.process.startswith(place.role):
+        return place.region or place.role
+    return f"{place.region} ({place.role})"
 
 
 def _taken(step: StepTime, part: Usual) -> float | None:

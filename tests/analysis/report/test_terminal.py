@@ -13,9 +13,11 @@ from reports import make_comparison, make_report
 from rich.console import Console
 
 from stepprof.analysis.report.schema import (
+    CauseTimes,
     Change,
     Comparison,
     Finding,
+    Neighbourhood,
     Overhead,
     Overlap,
     Part,
@@ -24,8 +26,10 @@ from stepprof.analysis.report.schema import (
     ProcessTime,
     Report,
     Rollout,
+    StepTime,
     StopCost,
     TimeOf,
+    Usual,
 )
 from stepprof.analysis.report.store import dump, read, write
 from stepprof.analysis.report.terminal import print_comparison, print_report
@@ -372,3 +376,16 @@ class TestStore:
 def test_the_column_of_a_busy_device_needs_a_device(device, busy, shown):
     text = text_of(Report("r", 1, 0, 4.0, "", None, overlap=[Overlap("rank 0", device, 0.5, 0.2, 0.1, 0.1, busy)]))  # fmt: skip
     assert ("device busy" in text) == shown
+
+
+def test_regions_of_one_name_in_several_roles() -> None:
+    """A region of a rank has its role in the table of steps; a label that has it already is not lengthened."""
+    usual = Usual(None, 1.0, 1.0, 1.0, 1.0, 1, typical=True)
+    places = [
+        CauseTimes(process, role, "log_probs", {2: 1.0}, usual)
+        for process, role in (("rank 0", "ref"), ("rank 0", "actor"), ("actor rank 1", "actor"))
+    ]
+    around = Neighbourhood("rank 0", [StepTime(2, 1.0, recorded=True)], [], [usual], "typical", places)
+    text = text_of(Report("r", 2, 0, 1.0, "", None, neighbourhood=around))
+    names = ["log_probs (ref) of rank 0", "log_probs (actor) of rank 0", "log_probs of actor rank 1"]
+    assert [name in text for name in names] == [True] * 3

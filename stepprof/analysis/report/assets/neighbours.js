@@ -2,6 +2,11 @@
 
 const MOST_NEIGHBOUR_ROWS = 7;
 
+// Several roles may have a region of one name; the process may name the role.
+function ofRole({ role, region, process }) {
+  return region === null || role === null || process.startsWith(role) ? region ?? role : `${region} (${role})`;
+}
+
 function neighboursPart(report) {
   const among = report.neighbourhood;
   if (!among) return null;
@@ -9,7 +14,7 @@ function neighboursPart(report) {
   const names = [...new Set(among.steps.flatMap(step => Object.keys(timesOf(step))))];
   const usual = new Map(among.parts.map(each => [byRegion ? each.region : each.role, each]).reverse()); // the whole step is the first without a name
   const rows = [{ name: "whole step", part: null, of: step => step.seconds }, ...names.map(name => ({ name, part: name, of: step => timesOf(step)[name] ?? null }))].slice(0, MOST_NEIGHBOUR_ROWS);
-  const places = among.places.map(place => ({ name: `${place.region ?? place.role} of ${place.process}`, part: place, of: step => place.by_step[step.step] ?? null }));
+  const places = among.places.map(place => ({ name: `${ofRole(place)} of ${place.process}`, part: place, of: step => place.by_step[step.step] ?? null }));
   const kinds = [["this step", "var(--accent)"], ["other steps", "var(--unknown)"]];
   if (among.steps.some(step => step.recorded && step.step !== report.step)) kinds.push(["recorded too", "var(--wait)"]);
   if (among.parts.length) kinds.push(["median of the steps that it is compared with", "var(--ink3)", "line"]);
