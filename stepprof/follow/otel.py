@@ -25,6 +25,7 @@ from stepprof.host.atomic_files import write_atomically
 from stepprof.host.plain_files import read_table
 from stepprof.log import logger
 from stepprof.run.layout import AFTER
+from stepprof.run.manifest_writer import describe_error
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource
@@ -95,6 +96,8 @@ class Sender:
         self._pool = ThreadPoolExecutor(1, "stepprof-otel")
         self._sending: Future[int] | None = None
         self._failed_at: float | None = None
+        self._refusal: str | None = None
+        """What the exporter raised; None: it has logged why it failed."""
 
     @property
     def has_failed(self) -> bool:
@@ -113,7 +116,7 @@ class Sender:
             sent, self._sending = self._sending.result(), None
             del self._batch[:sent]
             if self._batch and self._failed_at is None:
-                logger.warning("otel.failed", spans=len(self._batch))
+                logger.warning("otel.failed", spans=len(self._batch), reason=self._refusal)
             self._failed_at = real_time.monotonic() if self._batch else None
             if not self._batch:
                 content = {"schema_version": 1, "positions": self._read}
@@ -158,9 +161,9 @@ class Sender:
 
         for first in range(0, len(spans), BATCH):
             try:
-                result = self._exporter.export(spans[first : first + BATCH])
-            except Exception:  # noqa: BLE001 - as if the collector had not answered: they are sent again
-                result = SpanExportResult.FAILURE
+                result, self._refusal = self._exporter.export(spans[first : first + BATCH]), None
+            except Exception as error:  # noqa: BLE001 - as if the collector had not answered: they are sent again
+                result, self._refusal = SpanExportResult.FAILURE, describe_error(error)
             if result is not SpanExportResult.SUCCESS:
                 return first
         return len(spans)

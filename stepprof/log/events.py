@@ -186,7 +186,9 @@ EVENTS: dict[str, Event] = {
     "follow.no_run": Event(
         "warning", "no process of the command has opened a session; there was no run to follow", ""
     ),
-    "otel.failed": Event("warning", "the collector did not accept the spans; they are sent again", "spans"),
+    "otel.failed": Event(
+        "warning", "the collector did not accept the spans; they are sent again", "spans reason"
+    ),
     "on_complete.finished": Event("info", "the on_complete command succeeded", "seconds"),
     "on_complete.failed": Event("warning", "the on_complete command failed", "output reason"),
     "retention.pruned": Event("info", "step {step} was removed", "bytes files not_uploaded reason"),

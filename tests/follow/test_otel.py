@@ -248,6 +248,22 @@ class TestSender:
         assert exporter.names == [str(n) for n in range(2000)]
         sender.close()
 
+    def test_an_exporter_that_raises(self, run, mocker) -> None:
+        """The log has the exception of the exporter, and the spans are sent again."""
+        exporter = Exporter()
+        raises = mocker.patch.object(exporter, "export", side_effect=RuntimeError("no certificate"))
+        sender = self.made(run, exporter)
+        with capture_logs() as logs:
+            sender.finish()
+        (line,) = logs
+        assert (line["event"], line["spans"]) == ("otel.failed", 2000)
+        assert line["reason"] == "RuntimeError: no certificate"
+        mocker.stop(raises)
+        sender.finish()
+        assert len(exporter.names) == 2000
+        assert not sender.has_failed
+        sender.close()
+
     def test_no_span_is_lost(self, run, monkeypatch) -> None:
         """What the collector does not accept is logged once and sent again, also by the next follower. It is noted as
         sent only then.
