@@ -191,7 +191,7 @@ OTHERS = {
     "doctor/torch_child.py": "a trace of its own in a temporary folder",
     "doctor/torch.py": "source of this package",
     "analysis/report/page.py": "source of this package",
-    "backends/nsys/reports.py": "a new file, to copy a report into",
+    "backends/nsys/reports.py": "moves a report that it has claimed",
     "backends/npu/export.py": "what this process's profiler wrote",
     "analysis/timeline/untrusted_database.py": "SQLite opens the file itself, after open_plain has",
     "cli/commands/run.py": "the terminal of this process",

@@ -157,15 +157,14 @@ class NsysBackend(Backend):
 
     def _look(self) -> None:
         attached = under_nsys(os.environ)
-        if not self._ranges.look():
-            reason = self._ranges.missing()
-            if reason is not None and attached and _is_new(reason):
-                logger.warning("nsys.regions_unmarked", reason=reason)
+        unmarked = None if self._ranges.look() else self._ranges.missing()
         if not attached:
             if _is_new(NOT_STARTED):
                 logger.warning("nsys.not_launched", reason=NOT_STARTED)
-        else:
-            warn_of_secrets(self._options, launch_of(self._options, os.environ), os.environ)
+            return
+        if unmarked is not None and _is_new(unmarked):
+            logger.warning("nsys.regions_unmarked", reason=unmarked)
+        warn_of_secrets(self._options, launch_of(self._options, os.environ), os.environ)
 
 
 def _is_new(reason: str) -> bool:

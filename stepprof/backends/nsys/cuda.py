@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.errors import BackendError
-from stepprof.interrupts import ours
+from stepprof.interrupts import ignored, ours
 
 _LOADER_NAMES = ("libcudart.so.13", "libcudart.so.12", "libcudart.so.11.0", "libcudart.so")
 _USUAL_HOME = "/usr/local/cuda"
@@ -30,14 +30,13 @@ class CudaProfiler:
 
     def __init__(self) -> None:
         self._library: ctypes.CDLL | None = None
-        self._tried: list[str] = []
 
     def missing(self) -> str | None:
         """Return why the calls cannot be made here, or None."""
         if _torch_with_cuda() is not None or self._load() is not None:
             return None
         return (
-            f"no libcudart was found (looked for: {', '.join(self._tried)}); "
+            f"no libcudart was found (looked for: {', '.join(libraries(os.environ))}); "
             "pip install nvidia-cuda-runtime, or set CUDA_HOME"
         )
 
@@ -50,53 +49,48 @@ class CudaProfiler:
         self._call("cudaProfilerStop")
 
     def _call(self, name: str) -> None:
+        missing = self.missing()
+        if missing is not None:
+            raise BackendError(missing)
         torch = _torch_with_cuda()
-        if torch is not None:
-            code, text = int(getattr(torch.cuda.cudart(), name)()), ""
-        else:
-            library = self._load()
-            if library is None:
-                raise BackendError(self.missing() or f"{name} cannot be called")
-            code = int(getattr(library, name)())
-            text = _error_text(library, code) if code else ""
+        code = int(getattr(self._library if torch is None else torch.cuda.cudart(), name)())
+        if code and torch is None:
+            raise BackendError(f"{name} answered {code} ({self._meaning(code)})")
         if code:
-            raise BackendError(f"{name} answered {code}{text and f' ({text})'}")
+            raise BackendError(f"{name} answered {code}")
 
     def _load(self) -> ctypes.CDLL | None:
-        if self._library is None:
-            self._tried = []
-            for path in libraries(os.environ):
-                self._tried.append(path)
-                try:
-                    self._library = ctypes.CDLL(path)
-                except ours(OSError):
-                    continue
+        for path in () if self._library else libraries(os.environ):
+            with ignored(OSError):
+                self._library = ctypes.CDLL(path)
                 break
         return self._library
+
+    def _meaning(self, code: int) -> str:
+        ask = getattr(self._library, "cudaGetErrorString")  # noqa: B009 - a function of the library
+        ask.restype, ask.argtypes = ctypes.c_char_p, (ctypes.c_int,)
+        return str(ask(code) or b"", errors="replace")
 
 
 def libraries(environ: Mapping[str, str]) -> Iterator[str]:
     """Return where libcudart may be, the likeliest first: already loaded, in the wheels, known to the loader, below CUDA_HOME."""
-    yield from dict.fromkeys([*_mapped(), *_in_wheels(), *_LOADER_NAMES, *_below_cuda_home(environ)])
+    maps = ""
+    with ignored(OSError):
+        maps = Path("/proc/self/maps").read_text(errors="replace")
+    yield from dict.fromkeys(_MAPPED.findall(maps))
+    yield from _in_wheels()
+    yield from _LOADER_NAMES
+    for home in (environ.get("CUDA_HOME"), environ.get("CUDA_PATH"), _USUAL_HOME):
+        if home:
+            yield from map(str, sorted(Path(home).glob("lib*/libcudart.so*")))
 
 
 def _torch_with_cuda() -> Any:
     torch = sys.modules.get("torch")
     try:
         return torch if torch is not None and torch.cuda.is_initialized() else None
-    except (
-        AttributeError,
-        RuntimeError,
-        AssertionError,
-    ):  # half imported, or a build that reports its absence in its own way
+    except (AttributeError, RuntimeError, AssertionError):  # half imported, or a build without CUDA
         return None
-
-
-def _mapped() -> list[str]:
-    try:
-        return list(dict.fromkeys(_MAPPED.findall(Path("/proc/self/maps").read_text(errors="replace"))))
-    except ours(OSError):
-        return []
 
 
 def _in_wheels() -> list[str]:
@@ -107,33 +101,10 @@ def _in_wheels() -> list[str]:
         spec = find_spec("nvidia")
     except ours(ImportError, ValueError):
         return []
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
+    places = [] if spec is None else spec.submodule_search_locations or []
     found = [path for place in places for path in Path(place).glob("cu*/lib/libcudart.so.*")]
     version = getattr(getattr(sys.modules.get("torch"), "version", None), "cuda", None) or ""
-    wanted = version.partition(".")[0]
-
-    def rank(path: Path) -> tuple[bool, int]:
-        major = path.name.removeprefix("libcudart.so.").partition(".")[0]
-        return major == wanted, int(major) if major.isdigit() else 0
-
-    return [str(path) for path in sorted(found, key=rank, reverse=True)]
-
-
-def _below_cuda_home(environ: Mapping[str, str]) -> list[str]:
-    homes = [environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")]
+    wanted = f".so.{version.partition('.')[0]}"
     return [
-        str(path)
-        for home in [*homes, _USUAL_HOME]
-        if home
-        for folder in ("lib64", "lib", "targets/x86_64-linux/lib")
-        for path in sorted(Path(home, folder).glob("libcudart.so*"))
+        str(path) for path in sorted(found, key=lambda path: (wanted in path.name, path.name), reverse=True)
     ]
-
-
-def _error_text(library: ctypes.CDLL, code: int) -> str:
-    try:
-        ask = library.cudaGetErrorString
-    except ours(AttributeError):
-        return ""
-    ask.restype, ask.argtypes = ctypes.c_char_p, (ctypes.c_int,)
-    return (ask(code) or b"").decode(errors="replace")

@@ -61,9 +61,10 @@ def nsys_command(
     >>> nsys_command({"steps": "2, 4", "backend": "nsys"}, nsys="/nowhere/nsys", output="/tmp/a_%p")[:3]
     ['/nowhere/nsys', 'profile', '--trace=cuda,nvtx']
     """
-    settled, options = _settle(config, roles, rank, engine=engine)
-    if settled is None:
+    found = _settle(config, roles, rank, windows, engine=engine)
+    if found is None:
         return [*command]
+    settled, options, number = found
     if output is None:
         folder = Path(options.report_dir or Path(settled.output_dir) / "nsys").absolute()
         try:
@@ -72,10 +73,9 @@ def nsys_command(
             raise ConfigError.at("output_dir", str(folder), f"cannot be made: {error.strerror}") from error
         output = folder / f"{'' if rank is None else f'rank-{rank}_'}%h_%p"
     path = _plain(str(Path(output).absolute()), "output")
-    number = _windows(settled, options, windows, roles, rank, engine=engine)
-    found, variable = _profile(options, number, path, nsys)
-    arguments = [f"--{name}={value}" for name, value in found.items()]
-    return [nsys, "profile", *arguments, f"--env-var={VARIABLE}={variable}", *command]
+    arguments, variable = _profile(options, number, path, nsys)
+    arguments["env-var"] = f"{VARIABLE}={variable}"
+    return [nsys, "profile", *(f"--{name}={value}" for name, value in arguments.items()), *command]
 
 
 def ray_runtime_env(
@@ -101,14 +101,14 @@ def ray_runtime_env(
     >>> env["_nsight"]["capture-range-end"]
     'repeat:2'
     """
-    settled, options = _settle(config, roles, rank, engine=engine)
-    if settled is None:
+    found = _settle(config, roles, rank, windows, engine=engine)
+    if found is None:
         return {}
+    _, options, number = found
     prefix = _plain(name, "name") + ("" if rank is None else f"_rank-{rank}")
-    number = _windows(settled, options, windows, roles, rank, engine=engine)
-    found, variable = _profile(options, number, f"{prefix}_%p", nsys)
-    found["o"] = found.pop("output")
-    return {"_nsight": found, "env_vars": {VARIABLE: variable}}
+    arguments, variable = _profile(options, number, f"{prefix}_%p", nsys)
+    arguments["o"] = arguments.pop("output")
+    return {"_nsight": arguments, "env_vars": {VARIABLE: variable}}
 
 
 def count_windows(
@@ -124,47 +124,40 @@ def count_windows(
     >>> count_windows(Config(steps="every 100", backend="nsys")) is None
     True
     """
-    total = 0
-    base = config.policy(None)
-    if engine:
-        pass  # a capture for each window, regardless of what a rank captures
-    elif base.join_steps:
-        roles = roles[:1]
-    elif base.capture_per == "role" and not roles:
+    watch = config.watch
+    if isinstance(watch, WatchOptions) and watch.enabled and watch.max_captures > 0:
         return None
+    base = config.policy(None)
+    if base.join_steps and not engine:
+        roles = roles[:1]
+    elif base.capture_per == "role" and not engine and not roles:
+        return None
+    total = 0
     for role in roles or (None,):
-        policy = config.policy(role)
-        number = _of_engine(policy) if engine else _captures(policy, rank)
+        number = _captures(config.policy(role), rank, engine=engine)
         if number is None:
             return None
         total += number
-    watch = config.watch
-    unforeseen = isinstance(watch, WatchOptions) and watch.enabled and watch.max_captures > 0
-    return None if unforeseen else total
+    return total
 
 
-def _captures(policy: Policy, rank: int | None) -> int | None:
-    if (
-        policy.steps.is_none
-        or "nsys" not in policy.backend
-        or (rank is not None and rank not in policy.ranks)
-    ):
+def _captures(policy: Policy, rank: int | None, *, engine: bool) -> int | None:
+    """Return the captures of one role; of an engine, its windows: it records regardless of what a rank captures."""
+    steps = policy.steps
+    if steps.is_none or "nsys" not in _backends(policy, engine=engine):
         return 0
-    if policy.steps.all or policy.steps.periods or policy.capture_per == "region":
+    if not engine and rank is not None and rank not in policy.ranks:
+        return 0
+    if steps.all or steps.periods:
+        return None
+    number = sum(last - first + 1 for first, last in steps.intervals)
+    if engine:
+        return number
+    if policy.capture_per == "region":
         return None
     if policy.join_steps:
-        return len(policy.steps.intervals)
-    return _steps(policy) * (1 if policy.schedule is None else policy.schedule.repeat)
-
-
-def _of_engine(policy: Policy) -> int | None:
-    if policy.steps.is_none or "nsys" not in _backends(policy, engine=True):
-        return 0
-    return None if policy.steps.all or policy.steps.periods else _steps(policy)
-
-
-def _steps(policy: Policy) -> int:
-    return sum(last - first + 1 for first, last in policy.steps.intervals)
+        return len(steps.intervals)
+    return number * (1 if policy.schedule is None else policy.schedule.repeat)
 
 
 def _backends(policy: Policy, *, engine: bool) -> Sequence[str]:
@@ -172,75 +165,65 @@ def _backends(policy: Policy, *, engine: bool) -> Sequence[str]:
 
 
 def _settle(
-    config: Any, roles: Sequence[str], rank: int | None, *, engine: bool
-) -> tuple[Config | None, NsysOptions]:
-    """Return the configuration and the applicable options, if nsys records anything of this process."""
+    config: Any, roles: Sequence[str], rank: int | None, windows: int | str | None, *, engine: bool
+) -> tuple[Config, NsysOptions, int | None] | None:
+    """Return the configuration, the applicable options and the number of windows; None if this rank records nothing."""
     settled = load(config)
     if engine and not roles:
         raise ConfigError.at("roles", (), 'an engine follows the windows of roles; such as ["rollout"]')
     policies = [settled.policy(role) for role in roles or (None,)]
     recording = [policy for policy in policies if "nsys" in _backends(policy, engine=engine)]
-    mine = [policy for policy in recording if (rank is None or rank in policy.ranks) and policy.enabled]
-    if not mine and recording:
-        return None, policies[0].nsys
-    if not mine:
-        raise ConfigError.at(
-            "backend",
-            "+".join(policies[0].backend),
-            'this process records nothing with nsys; did you mean "nsys"?',
-        )
-    return settled, mine[0].nsys
+    if not recording:
+        value = "+".join(policies[0].backend)
+        raise ConfigError.at("backend", value, 'this process records nothing with nsys; did you mean "nsys"?')
+    for policy in recording:
+        if policy.enabled and (rank is None or rank in policy.ranks):
+            counted = count_windows(settled, roles, rank, engine=engine)
+            return settled, policy.nsys, _windows(windows, policy.nsys, counted)
+    return None
 
 
-def _windows(
-    config: Config,
-    options: NsysOptions,
-    given: int | str | None,
-    roles: Sequence[str],
-    rank: int | None,
-    *,
-    engine: bool,
-) -> int | None:
-    """Return the number of windows: as given, as configured, or as computed; None if unknown."""
-    if isinstance(given, bool) or not (
-        given is None or given == ANY or (isinstance(given, int) and given > 0)
-    ):
+def _windows(given: int | str | None, options: NsysOptions, counted: int | None) -> int | None:
+    """Return the number of windows: as given, as configured, or as counted; None if unknown."""
+    if given not in (None, ANY) and (isinstance(given, bool | str) or given < 1):
         raise ConfigError.at("windows", given, f'expected a number of windows, or "{ANY}"; did you mean 1?')
     wanted = options.windows if given is None else given
     if wanted is None:
-        return count_windows(config, roles, rank, engine=engine)
+        return counted
     return None if wanted == ANY else int(wanted)
 
 
 def _profile(options: NsysOptions, number: int | None, output: str, nsys: str) -> tuple[dict[str, str], str]:
     """Return the options of ``nsys profile``, and what the process must know about them."""
     text = profile_help(nsys)
-    one_by_one = writes_one_by_one(text)
-    mode = "async" if one_by_one else "defer" if number is not None else "unknown"
     end = "repeat" if number is None else f"repeat:{number}"
     found = {
         "trace": ",".join(options.trace),
         "output": output,
         "force-overwrite": "true",
         "capture-range": "cudaProfilerApi",
-        "capture-range-end": f"{end}:async" if one_by_one else end,
+        "capture-range-end": end,
         "kill": "none",
         "cuda-graph-trace": options.cuda_graph_trace,
         "cuda-memory-usage": str(options.cuda_memory_usage).lower(),
     }
+    reported = {
+        "output": output.replace("%p", "{pid}").replace("%h", "{host}"),
+        "ranges": str(number or ANY),
+        "mode": "unknown" if number is None else "defer",
+    }
+    if writes_one_by_one(text):
+        found["capture-range-end"] += ":async"
+        reported["mode"] = "async"
     if not options.sample:
         found |= {"sample": "none", "cpuctxsw": "none"}
     if options.domains is not None:
         found["nvtx-domain-include"] = ",".join(options.domains)
-    reported = [
-        f"output={output.replace('%p', '{pid}').replace('%h', '{host}')}",
-        f"ranges={number or ANY}",
-        f"mode={mode}",
-    ]
     if not options.keep_environment and discards_environment(text):
         found["discard-environment"] = "true"
-        reported.append("environment=left-out")
-    return {**found, **options.extra}, ";".join(reported)
+        reported["environment"] = "left-out"
+    variable = ";".join(f"{key}={value}" for key, value in reported.items())
+    return {**found, **options.extra}, variable
 
 
 def writes_one_by_one(text: str) -> bool:

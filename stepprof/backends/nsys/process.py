@@ -17,15 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepprof.config.options.nsys import NsysOptions
+from stepprof.host.process_identity import parent_of
 from stepprof.interrupts import ignored, ours
 from stepprof.log import logger
 
 VARIABLE = "STEPPROF_NSYS"
 SUFFIX = ".nsys-rep"
-UNFINISHED = (".qdstrm",)
 
-_ENDING = rf"(?:\.(?P<number>\d+))?(?:{'|'.join(map(re.escape, (SUFFIX, *UNFINISHED)))})"
-_TOOLS = re.compile(r"nsys|nsight|ToolsInjection", re.IGNORECASE)
+_ENDING = r"(?:\.(?P<number>\d+))?\.(?:nsys-rep|qdstrm)"
+"""A number, unless nsys records a single range; and the suffix of a report or of nsys's unfinished file."""
+_TOOLS = re.compile(r"nsys|nsight|ToolsInjection|qdstrm|quadd", re.IGNORECASE)
+"""Names of nsys's libraries and processes: `nsys`, `nsys-launcher`, `QdstrmImporter`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Launch:
     """
 
     folder: Path | None
-    names: re.Pattern[str] | None
+    names: re.Pattern[str]
     ranges: int | None = None
     deferred: bool = False
     leaves_environment_out: bool = False
@@ -57,41 +59,29 @@ class Launch:
             )
         if self.folder is None:
             return (
-                "the folder of nsys's reports is not known: start nsys with stepprof.backends.nsys.backend.nsys_command(config), "
+                "the folder of nsys's reports is not known: start nsys with stepprof.backends.nsys.nsys_command(config), "
                 "or name the folder as report_dir in [nsys]"
             )
         return None
 
     def find(self, number: int) -> Path | None:
         """Return the report of a range, or nsys's unfinished file of it."""
-        if self.folder is None or self.names is None:
-            return None
-        best = None
-        try:
-            names = [path.name for path in self.folder.iterdir()]
-        except ours(OSError):
-            return None
-        for name in names:
-            matched = self.names.fullmatch(name)
-            # without a number: the only report of a session that records one range
-            if matched and (matched["number"] == str(number) or (not matched["number"] and number == 1)):
-                best = (
-                    name
-                    if best is None or (name.endswith(SUFFIX), name) > (best.endswith(SUFFIX), best)
-                    else best
-                )
-        return None if best is None else self.folder / best
+        found = []
+        with ignored(OSError):
+            for path in () if self.folder is None else self.folder.iterdir():
+                matched = self.names.fullmatch(path.name)
+                if matched and (matched["number"] or "1") == str(number):
+                    found.append(path)
+        return max(found, key=lambda path: (path.suffix == SUFFIX, path.name), default=None)
 
 
 def under_nsys(environ: Mapping[str, str]) -> bool:
     """Return whether nsys started the process with this environment, or one of its ancestors."""
+    injected = ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "LD_PRELOAD")
     return bool(
         environ.get("NSYS_PROFILING_SESSION_ID")
         or environ.get(VARIABLE)
-        or any(
-            _TOOLS.search(environ.get(name, ""))
-            for name in ("CUDA_INJECTION64_PATH", "NVTX_INJECTION64_PATH", "LD_PRELOAD")
-        )
+        or any(_TOOLS.search(environ.get(name, "")) for name in injected)
     )
 
 
@@ -103,20 +93,18 @@ def launch_of(options: NsysOptions, environ: Mapping[str, str], pid: int | None 
         environ: of that process.
         pid: which process of this host; None: this one.
     """
-    settled = dict(part.partition("=")[::2] for part in environ.get(VARIABLE, "").split(";") if "=" in part)
-    output = settled.get("output", "")
-    folder = Path(options.report_dir) if options.report_dir is not None else None
-    if folder is None and Path(output).is_absolute():
-        folder = Path(output).parent
-    if folder is None:
-        folder = _ray_folder()
+    settled = dict(part.partition("=")[::2] for part in environ.get(VARIABLE, "").split(";"))
+    output = Path(settled.get("output", ""))
+    if options.report_dir is not None:
+        folder: Path | None = Path(options.report_dir)
+    else:
+        folder = output.parent if output.is_absolute() else _ray_folder()
     ranges = settled.get("ranges", "")
-    mode = settled.get("mode", "")
     return Launch(
         folder,
-        _names(Path(output).name, os.getpid() if pid is None else pid),
+        _names(output.name, pid or os.getpid()),
         int(ranges) if ranges.isdigit() else None,
-        mode == "defer",
+        settled.get("mode") == "defer",
         settled.get("environment") == "left-out",
     )
 
@@ -125,32 +113,28 @@ def _names(template: str, pid: int) -> re.Pattern[str]:
     """Return the reports of a process: by the configured name, else by its own process id in the
     name. The small id of an ancestor appears in many names.
     """
-    if template:
-        pids = "|".join(str(above) for above in _itself_and_above(pid))
-        host = re.escape(socket.gethostname())
-        text = re.escape(template).replace(re.escape("{pid}"), f"(?:{pids})")
-        text = text.replace(re.escape("{host}"), host)
-    else:
-        text = rf"'?(?:.*\D)?{pid}(?:[^\d.].*?)?'?"
-    return re.compile(text + _ENDING)
+    if not template:
+        return re.compile(rf"(?:.*\D)?{pid}(?:[^\d.].*?)?{_ENDING}")
+    pids = "|".join(map(str, _itself_and_above(pid)))
+    name = template.replace("{host}", socket.gethostname())
+    return re.compile(f"(?:{pids})".join(map(re.escape, name.split("{pid}"))) + _ENDING)
 
 
 def _itself_and_above(pid: int) -> list[int]:
     """Return a process and its ancestors up to nsys: nsys names reports after the process that it
     started, such as a shell or a launcher. Processes above nsys belong to another session.
     """
-    found: list[int] = []
-    while pid > 1 and len(found) < 20:
-        try:
-            name, _, rest = Path(f"/proc/{pid}/stat").read_text().partition("(")[2].rpartition(")")
-            above = int(rest.split()[1])
-        except ours(OSError, ValueError, IndexError):
-            return found or [pid]
-        if found and _TOOLS.search(name):
-            break
-        found.append(pid)
-        pid = above
+    found = [pid]
+    while (above := parent_of(found[-1])) and not _is_nsys(Path(f"/proc/{above}")):
+        found.append(above)
     return found
+
+
+def _is_nsys(process: Path) -> bool:
+    try:
+        return bool(_TOOLS.search((process / "comm").read_text()))
+    except ours(OSError):  # it has ended meanwhile
+        return False
 
 
 def _ray_folder() -> Path | None:
@@ -159,15 +143,10 @@ def _ray_folder() -> Path | None:
     try:
         if ray is None or not ray.is_initialized():
             return None
-        node = ray._private.worker.global_worker.node
-        return Path(node.get_logs_dir_path()) / "nsight"
+        return Path(ray._private.worker.global_worker.node.get_logs_dir_path()) / "nsight"
     except ours(Exception) as error:  # Ray's internals, of any version
         logger.warning("nsys.ray_folder_missing", reason=f"{type(error).__name__}: {error}")
         return None
-
-
-_NAMES = re.compile(r"nsys|nsight|qdstrm|quadd", re.IGNORECASE)
-"""The names of nsys's own processes: `nsys`, `nsys-launcher`, `QdstrmImporter`."""
 
 
 def is_being_written(path: Path) -> bool:
@@ -176,22 +155,8 @@ def is_being_written(path: Path) -> bool:
     That works only for processes of this host and user; elsewhere the size decides.
     """
     wanted = os.path.realpath(path)
-    return any(wanted in _open_files(process) for process in _processes())
-
-
-def _processes() -> list[Path]:
-    found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with ignored(OSError):  # it has ended meanwhile
-            if _NAMES.search((process / "comm").read_text()):
-                found.append(process)
-    return found
-
-
-def _open_files(process: Path) -> list[str]:
-    found = []
-    with ignored(OSError):  # another user's process, or it has ended
-        for link in (process / "fd").iterdir():
-            with ignored(OSError):
-                found.append(str(link.readlink()))
-    return found
+    for process in filter(_is_nsys, Path("/proc").glob("[0-9]*")):
+        with ignored(OSError):  # another user's process, or it has ended
+            if any(os.path.realpath(link) == wanted for link in (process / "fd").iterdir()):
+                return True
+    return False

@@ -16,7 +16,6 @@ import threading
 import zlib
 from importlib import import_module
 from importlib.util import find_spec
-from types import TracebackType
 from typing import Any
 
 from stepprof.formatting import install
@@ -30,16 +29,8 @@ MAX_NAMES = 4096
 BEYOND = f"(more than {MAX_NAMES} names)"
 
 _COLOURS = (
-    0x4E79A7,
-    0xF28E2B,
-    0x59A14F,
-    0xE15759,
-    0xB07AA1,
-    0x76B7B2,
-    0xEDC948,
-    0xFF9DA7,
-    0x9C755F,
-    0x2F6F4F,
+    *(0x4E79A7, 0xF28E2B, 0x59A14F, 0xE15759, 0xB07AA1),
+    *(0x76B7B2, 0xEDC948, 0xFF9DA7, 0x9C755F, 0x2F6F4F),
 )
 _WHOLE = 0x7F7F7F
 
@@ -69,17 +60,12 @@ class Ranges:
 
     def look(self) -> bool:
         """Return whether a tool is attached by now."""
-        if self._domain is not None:
-            return True
-        if self._nvtx is None and self.missing() is None:
+        if self._nvtx is None and find_spec("nvtx"):
             self._nvtx = import_module("nvtx")
-        if self.missing() is not None:
-            return False
-        domain = self._nvtx.Domain(DOMAIN)
-        if type(domain).__name__ == "DummyDomain":
-            return False
-        self._domain = domain
-        return True
+        if self._domain is None and self.missing() is None:
+            domain = self._nvtx.Domain(DOMAIN)
+            self._domain = None if type(domain).__name__ == "DummyDomain" else domain
+        return self._domain is not None
 
     def push(self, name: str) -> _Pushed | None:
         """Return a range on the stack of the thread that enters it; the same thread must leave it."""
@@ -114,14 +100,11 @@ class Ranges:
     def _register(self, role: str | None, name: str) -> Any:
         if len(self._attributes) >= MAX_NAMES:
             name = BEYOND
-            found = self._attributes.get((role, name))
-            if found is not None:
-                return found
-        made = self._domain.get_event_attributes(
-            message=name, color=colour(role), category=role or WHOLE_STEP
-        )
-        self._attributes[role, name] = made
-        return made
+        if (role, name) not in self._attributes:
+            self._attributes[role, name] = self._domain.get_event_attributes(
+                message=name, color=colour(role), category=role or WHOLE_STEP
+            )
+        return self._attributes[role, name]
 
 
 def may_leave(mark: object) -> bool:
@@ -153,9 +136,7 @@ class _Pushed:
         self._domain.push_range(self._attributes)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._domain.pop_range()
 
 
@@ -172,7 +153,5 @@ class _Spanned:
         self._number = self._domain.start_range(self._attributes)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._domain.end_range(self._number)

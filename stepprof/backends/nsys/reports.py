@@ -7,7 +7,6 @@ host never take each other's. A background thread waits until its size is stable
 
 from __future__ import annotations
 
-import errno
 import os
 import shutil
 import stat
@@ -18,15 +17,14 @@ from stepprof.backends.base import Export, ExportError
 from stepprof.backends.nsys.process import SUFFIX, Launch, is_being_written
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.host import real_time
-from stepprof.host.atomic_files import publish
-from stepprof.host.plain_files import open_plain
+from stepprof.host.atomic_files import publish, temporary
 from stepprof.interrupts import ignored, ours
 from stepprof.run.model import Artifact, Capture
 
 KIND = "nsys"
 
-_LOOK_SECONDS = (0.05, 1.0)
-"""Seconds between two checks, at first and at most."""
+_LOOK_SECONDS = 0.2
+"""Seconds between two checks."""
 _SETTLED_SECONDS = 0.3
 """Seconds for which a report's size must not have changed."""
 _HELD_SECONDS = 30.0
@@ -73,7 +71,7 @@ class RangeCount:
         with self._lock:
             if not self.open:
                 self._count()
-                self.open, self.of_this_process = True, False
+                self.open = True
             if own:
                 self._holders[self.begun], self.of_this_process = place, True
             self._holders.setdefault(self.begun, place)
@@ -143,12 +141,11 @@ class Report(Export):
         self._impossible = impossible
         self._count = count
         self._began = real_time.time() if began is None else began
-        self._label = f"range {number} of process {os.getpid() if pid is None else pid}"
-        self._until: float | None = None
+        self._pid = os.getpid() if pid is None else pid
+        self._until = float("inf")
         self._hurried = threading.Event()
         self._seen: tuple[Path, int, int] | None = None
         self._since = 0.0
-        self._pause = _LOOK_SECONDS[0]
 
     def __call__(self) -> tuple[Artifact, ...]:
         """Wait for the report and move it. Raises ReportLost, or ExportError if it cannot be moved."""
@@ -165,7 +162,7 @@ class Report(Export):
     @property
     def pause_seconds(self) -> float:
         """Return how long to wait before the next check."""
-        return min(self._pause, max(self._deadline() - real_time.monotonic(), 0.01))
+        return min(_LOOK_SECONDS, max(self._deadline() - real_time.monotonic(), 0.01))
 
     def look(self) -> Artifact | None:
         """Move the report and return it; None while it may still arrive. Raises ReportLost, or
@@ -175,40 +172,32 @@ class Report(Export):
             raise ReportLost(self._impossible)
         now = real_time.monotonic()
         path = self._launch.find(self._number)
-        size = self._size(path)
-        self._pause = min(self._pause * 1.5, _LOOK_SECONDS[1])
-        if path is not None and size is not None:
-            seen = (path, *size)
-            if seen != self._seen:
-                self._seen, self._since = seen, now
-            if now - self._since < _SETTLED_SECONDS:
-                self._pause = _LOOK_SECONDS[0]
-            elif self._is_held(path, now):
-                self._pause = _LOOK_SECONDS[1]
-            else:
-                return self._move(path)
+        seen = self._state(path)
+        if seen != self._seen:
+            self._seen, self._since = seen, now
+        elif seen is not None and path is not None and self._is_finished(path, now - self._since):
+            return self._move(path)
         if now >= self._deadline():
             raise ReportLost(self._reason(path))
         return None
 
-    def _size(self, path: Path | None) -> tuple[int, int] | None:
-        """Return the size and time of a report; None if it is empty or older than this window."""
+    def _state(self, path: Path | None) -> tuple[Path, int, int] | None:
+        """Return the report's size and time; None if there is none, or it is empty or older than this window."""
         if path is None or path.suffix != SUFFIX:
             return None
         try:
             status = path.lstat()
         except ours(OSError):
             return None
-        if not stat.S_ISREG(status.st_mode):  # in a folder that others can write, a link may lead anywhere
-            return None
+        regular = stat.S_ISREG(status.st_mode)  # in a folder that others can write, a link may lead anywhere
         fresh = status.st_mtime >= self._began - 2.0  # a file system may store whole seconds only
-        return (status.st_size, status.st_mtime_ns) if status.st_size and fresh else None
+        return (path, status.st_size, status.st_mtime_ns) if regular and fresh and status.st_size else None
 
-    def _is_held(self, path: Path, now: float) -> bool:
-        """Return whether nsys still has it open, unless it has been idle for so long that nsys must
-        have forgotten to close it.
-        """
-        return now - self._since < _HELD_SECONDS and is_being_written(path)
+    @staticmethod
+    def _is_finished(path: Path, idle: float) -> bool:
+        if idle < _SETTLED_SECONDS:
+            return False
+        return idle >= _HELD_SECONDS or not is_being_written(path)
 
     @property
     def _due(self) -> bool:
@@ -217,79 +206,60 @@ class Report(Export):
         return not self._launch.deferred or wanted is None or self._count.ended >= wanted
 
     def _deadline(self) -> float:
-        if not self._due:
-            return float("inf") if self._until is None else 0.0
-        own = self._count.ended_at + self._timeout
-        return own if self._until is None else min(own, self._until)
+        if self._due:
+            return min(self._count.ended_at + self._timeout, self._until)
+        return self._until if self._until == float("inf") else 0.0
 
     def _reason(self, path: Path | None) -> str:
         launch = self._launch
-        where = f"{launch.folder} ({self._label})"
+        where = f"{launch.folder} (range {self._number} of process {self._pid})"
         if not self._due:
             return (
                 f"nsys was started to write its reports after {launch.ranges} windows, and there were {self._count.ended}: "
                 f"it writes them to {where} when the process has ended; set windows in [nsys] to the right number"
             )
-        cut_short = self._until is not None and self._until < self._count.ended_at + self._timeout
+        cut_short = self._until < self._count.ended_at + self._timeout
         ended = "when the process ended" if cut_short else f"after {self._timeout:g} s"
-        if path is not None and path.suffix != SUFFIX:
+        if path is None:
             return (
-                f"nsys is still exporting {ended}, or has no importer: {path} is not a report yet; a complete Nsight Systems "
-                "converts it (QdstrmImporter)"
+                f"nsys wrote no report to {where} {ended}: it is still exporting, the disk is full, another process of the same "
+                "nsys session has taken it, or the range never ended for nsys (start it with --capture-range=cudaProfilerApi)"
             )
-        if path is not None:
+        if path.suffix == SUFFIX:
             return f"{path} was empty, older than the window or still growing {ended}: nsys is still exporting, or failed to"
         return (
-            f"nsys wrote no report to {where} {ended}: it is still exporting, the disk is full, another process of the same "
-            "nsys session has taken it, or the range never ended for nsys (start it with --capture-range=cudaProfilerApi)"
+            f"nsys is still exporting {ended}, or has no importer: {path} is not a report yet; a complete Nsight Systems "
+            "converts it (QdstrmImporter)"
         )
-
-    # moving
 
     def _move(self, path: Path) -> Artifact:
-        final = self._capture.folder / f"{self._capture.stem}{SUFFIX}"
-        hidden = final.with_name(f".{final.name}.{os.getpid()}-{self._number}")
-        try:
-            try:
-                path.rename(hidden)  # the second finds nothing
-            except ours(OSError) as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                self._copy(path, hidden)
-            size = hidden.stat().st_size
-            final = self._publish(hidden, final, path)
-        except FileNotFoundError as error:
-            if final.parent.is_dir():
-                raise ReportLost(f"another process of the same nsys session has taken {path}") from error
-            raise ExportError(f"the report stays at {path}: {final.parent} is gone") from error
-        except ours(OSError) as error:
-            raise ExportError(
-                f"the report stays at {path}: it cannot be moved to {final.parent}: {error.strerror or error}"
-            ) from error
-        return Artifact(
-            path=final.relative_to(self._capture.folder).as_posix(), kind=KIND, bytes=size, events=None
-        )
-
-    @staticmethod
-    def _publish(hidden: Path, final: Path, path: Path) -> Path:
-        """Move the report to its final name; if that fails, move it back."""
-        try:
-            return publish(hidden, final)
-        except ours(OSError):
-            with ignored(OSError):
-                shutil.move(hidden, path)
-            raise
-
-    @staticmethod
-    def _copy(path: Path, hidden: Path) -> None:
-        """Copy it across file systems: rename the source to claim it, copy, and only then remove it."""
+        """Move the report to its step: rename it to claim it, move it across file systems if necessary,
+        and give it its name. If that fails, it stays in its place.
+        """
+        folder = self._capture.folder
+        final = folder / f"{self._capture.stem}{SUFFIX}"
         taken = path.with_name(f".{path.name}.{os.getpid()}.taken")
-        path.rename(taken)
+        hidden = temporary(final)
         try:
-            with open_plain(taken) as source, hidden.open("xb") as copy:
-                shutil.copyfileobj(source, copy, 1 << 20)
-        except BaseException:
-            hidden.unlink(missing_ok=True)
-            taken.rename(path)
-            raise
-        taken.unlink()
+            path.rename(taken)
+        except FileNotFoundError as error:
+            raise ReportLost(f"another process of the same nsys session has taken {path}") from error
+        except ours(OSError) as error:
+            raise self._stays(path, final, error) from error
+        try:
+            shutil.move(taken, hidden)
+            size = hidden.stat().st_size
+            final = publish(hidden, final)
+        except ours(OSError) as error:
+            with ignored(OSError):
+                if not taken.exists():
+                    shutil.move(hidden, taken)
+                taken.rename(path)
+                hidden.unlink(missing_ok=True)
+            raise self._stays(path, final, error) from error
+        return Artifact(path=final.relative_to(folder).as_posix(), kind=KIND, bytes=size, events=None)
+
+    @staticmethod
+    def _stays(path: Path, final: Path, error: OSError) -> ExportError:
+        reason = error.strerror or error
+        return ExportError(f"the report stays at {path}: it cannot be moved to {final.parent}: {reason}")

@@ -4,17 +4,12 @@ them, unless an option forbids it.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
 from stepprof.backends.nsys.process import Launch
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.log import logger
-
-_SECRET = re.compile(
-    r"TOKEN(?!IZ|S(_|$))|SECRET|PASSW|PASSPHRASE|CREDENTIAL|WEBHOOK|COOKIE|API_?KEY|(^|_)(KEY|PAT)($|_ID$)",
-    re.IGNORECASE,
-)
+from stepprof.redaction.secret_places import is_secret, without_keys
 
 _logged: set[tuple[str, ...]] = set()
 
@@ -25,7 +20,11 @@ def secrets(environ: Mapping[str, str]) -> list[str]:
     >>> secrets({"HF_TOKEN": "x", "AWS_SECRET_ACCESS_KEY": "y", "MAX_TOKENS": "8", "HOME": "/root"})
     ['AWS_SECRET_ACCESS_KEY', 'HF_TOKEN']
     """
-    return sorted(name for name, value in environ.items() if value and _SECRET.search(name))
+    return sorted(
+        name
+        for name, value in environ.items()
+        if value and (is_secret(name, value) or without_keys(value) != value)
+    )
 
 
 def warn_of_secrets(options: NsysOptions, launch: Launch, environ: Mapping[str, str]) -> None:

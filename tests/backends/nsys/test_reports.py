@@ -564,7 +564,7 @@ class TestLaunch:
             "MAX_NUM_BATCHED_TOKENS": "8192",
             "OPENAI_KEY": "z",
             "AWS_ACCESS_KEY_ID": "a",
-            "GITHUB_PAT": "b",
+            "GITHUB_PAT": f"github_pat_{'b' * 20}",
             "KEYBOARD": "us",
             "PATH": "/bin",
         }
