@@ -13,7 +13,6 @@ of one visit.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +23,6 @@ from stepprof.run.conflicts import jobs_apart
 
 Span = tuple[int, int]
 """The start and the end of something."""
-_NUMBER = re.compile(r"(\.\d+)?\.json$")
 
 
 @dataclass(slots=True)
@@ -53,7 +51,7 @@ def number_fragments(
         by_other_clocks: receives the fragments that were placed by times of other machines.
     """
     entries = list(entries)
-    timed: dict[str, list[tuple[Span, Mapping[str, Any]]]] = defaultdict(list)
+    timed: dict[object, list[tuple[Span, Mapping[str, Any]]]] = defaultdict(list)
     for entry in entries:
         if entry["start_unix_ns"] is not None:
             timed[_target(entry)].append((_times(entry, offset_of(entry)), entry))
@@ -68,9 +66,10 @@ def number_fragments(
     return numbers
 
 
-def _target(entry: Mapping[str, Any]) -> str:
-    """Return the target of an entry: a rank in a role, or the engines of one driver."""
-    return _NUMBER.sub("", str(entry["fragment"]).rpartition("/")[2])
+def _target(entry: Mapping[str, Any]) -> object:
+    """Return the target of an entry: a rank in a role, or the engines of one driver in a role."""
+    is_engine = "replica" in entry
+    return is_engine, entry.get("role"), entry.get("driver" if is_engine else "rank")
 
 
 def _number_jobs(
@@ -79,7 +78,7 @@ def _number_jobs(
     by_other_clocks: set[str] | None,
 ) -> dict[str, int]:
     """Number the fragments of jobs that did not overlap."""
-    targets: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    targets: dict[object, list[Mapping[str, Any]]] = defaultdict(list)
     untimed = []
     for entry in entries:
         if entry["start_unix_ns"] is None:
@@ -204,7 +203,7 @@ def _visits(
 
 
 def _by_rank(
-    targets: Mapping[str, Sequence[Mapping[str, Any]]], records: Iterable[Sequence[_Unit]]
+    targets: Mapping[object, Sequence[Mapping[str, Any]]], records: Iterable[Sequence[_Unit]]
 ) -> Iterable[Sequence[_Unit]]:
     """Return the longest list of records of each rank."""
     longest: dict[object, Sequence[_Unit]] = {}

@@ -110,6 +110,10 @@ def _rank(value: object) -> str | None:
     return None if is_rank(value) else "is not a rank"
 
 
+def _driver(value: object) -> str | None:
+    return None if value is None else _rank(value)
+
+
 def _capture(value: object) -> str | None:
     if value is None:
         return None
@@ -229,9 +233,14 @@ class WindowEntry(CaptureEntry):
 class EngineEntry(CaptureEntry):
     """The part of one attached engine or rank in one window."""
 
-    checks: ClassVar[Mapping[str, Check]] = {**CaptureEntry.checks, "statistics": _statistics}
+    checks: ClassVar[Mapping[str, Check]] = {
+        **CaptureEntry.checks,
+        "driver": _driver,
+        "statistics": _statistics,
+    }
     optional: ClassVar[tuple[str, ...]] = ("statistics",)
 
+    driver: int | str | None = None
     replica: int | None = None
     kind: str | None = None
     name: str | None = None

@@ -175,6 +175,7 @@ def _engine(run) -> None:
     engine = {
         "role": "rollout",
         "occurrence": 1,
+        "driver": 0,
         "replica": 0,
         "kind": "vllm",
         "name": "http://h:1",

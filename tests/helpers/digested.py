@@ -158,6 +158,7 @@ def engine_entry(replica=0, *, damaged=False, **more):
     """
     entry = {
         "role": "rollout",
+        "driver": "driver",
         "replica": replica,
         "kind": "sglang",
         "name": f"e{replica}",

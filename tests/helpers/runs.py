@@ -126,7 +126,7 @@ def tell_engines(run, *engines, step=2, role="rollout", rank=0, writer=None, clo
             "version": None,
             "writer": writer or ended_writer(),
             "windows": [],
-            "engines": list(engines),
+            "engines": [{"driver": rank, **engine} for engine in engines],
             "clocks": [{"host": "h", "offset_ns": 0, "error_ns": 50, "method": "local"}, *clocks],
         }
     )

@@ -120,7 +120,7 @@ class TestTwoJobs:
 def entry(fragment, job, begin, end, process="a"):
     """Return the keys of a window that a reader needs."""
     return {
-        "fragment": fragment, "job": job, "start_unix_ns": begin, "end_unix_ns": end, "process": process, "visit": 1,
+        "fragment": fragment, "rank": fragment.split(".")[0], "job": job, "start_unix_ns": begin, "end_unix_ns": end, "process": process, "visit": 1,
         "rival": None,
     }  # fmt: skip
 

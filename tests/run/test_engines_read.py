@@ -103,6 +103,7 @@ class TestManifest:
             ({"start_seconds": "1"}, "start_seconds = '1' is not a number"),
             ({"stop_seconds": []}, r"stop_seconds = \[\] is not a number"),
             ({"replica": "0"}, "replica = '0' is not a number"),
+            ({"driver": -1}, "driver = -1 is not a rank"),
             ({"role": 1}, "role = 1 is not a name"),
             ({"kind": 7}, "kind = 7 is not a string"),
             ({"name": ["x"]}, r"name = \['x'\] is not a string"),

@@ -234,6 +234,7 @@ def _engine(truth: Truth, run: Path, engine: Engine, driver: Process, step: int)
         "role": engine.role,
         "occurrence": 1,
         "visit": truth.visit,
+        "driver": driver.rank,
         "replica": engine.replica,
         "kind": "vllm",
         "name": f"http://{engine.machine.host}:{8000 + engine.replica}",

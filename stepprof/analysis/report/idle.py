@@ -9,7 +9,6 @@ covers although one was wanted is `not_recorded`. A process of which nothing was
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ from stepprof.analysis.report.schema import Idle
 from stepprof.analysis.report.waiting import Waiting
 from stepprof.analysis.timeline.capture_window import LONGEST_SECONDS
 
-_DRIVER = re.compile(r"-engines-rank-(.+?)(?:\.\d+)?\.json$")
 LEAST_NS = 1000
 """A smaller part of a cause results from rounding: two edges of one moment differ slightly."""
 
@@ -192,11 +190,10 @@ def _handing(engines: Sequence[Mapping[str, Any]], processes: Sequence[Process])
     """Return when engines were started and stopped, by the clock of the driver, if the driver is one of
     these processes.
     """
-    offsets = {str(process.origin.rank): process.offset_ns for process in processes if process.kind == "rank"}
+    offsets = {process.origin.rank: process.offset_ns for process in processes if process.kind == "rank"}
     found = []
     for engine in engines:
-        driver = _DRIVER.search(engine.get("fragment") or "")
-        offset = offsets.get(driver[1]) if driver else None
+        offset = offsets.get(engine["driver"])
         if offset is None:
             continue
         for at, seconds, before in (

@@ -66,6 +66,7 @@ class Entries:
             role=window.role,
             occurrence=window.occurrence,
             visit=window.visit,
+            driver=self._origin.rank,
             status=status,
             pending=status == "lost",
             reason_code=code,

@@ -508,7 +508,7 @@ class TestTrouble:
 
     def test_the_manifest_is_written_ahead_as_lost(self, recording, engine):
         """While the engine records, the manifest already has its entry as lost, in case the process is
-        killed.
+        killed, with the rank of the process that drives it.
         """
         one, session = engine(), recording()
         stepprof.attach(one)
@@ -519,7 +519,7 @@ class TestTrouble:
             ):  # the session's own thread may write it
                 session.background.round()
             [entry] = read_entries(session)
-            assert entry.status == "lost"
+            assert (entry.status, entry.driver) == ("lost", session.rank)
 
     def test_a_folder_that_cannot_be_made_is_reported(self, recording, engine, log):
         """If the engine's folder cannot be made, the body runs, the engine is not started, and one line is
