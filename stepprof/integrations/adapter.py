@@ -30,7 +30,7 @@ class Adapter:
         attach: makes the patches; called once, when every name was found.
         needs: maps ``module:dotted.name`` to the parameters that it must accept.
         distributions: the names of the package on PyPI; the first one that is installed gives the version.
-        tested: the versions that the tests run, as a specifier of `packaging`.
+        tested: the versions that the tests run and their newer patch releases, as a specifier of `packaging`.
     """
 
     name: str

@@ -200,7 +200,7 @@ def _bound_elsewhere(scope: str) -> list[str]:
     ]
 
 
-_adapter = partial(hooked, distributions=("areal",), tested=">=1.0.4,<1.0.5")
+_adapter = partial(hooked, distributions=("areal",), tested="~=1.0.4")
 
 ADAPTERS = (
     _adapter(

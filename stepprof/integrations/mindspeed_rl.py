@@ -115,7 +115,7 @@ def _groups(trainer: Any) -> Iterator[tuple[Sequence[Any], Sequence[str]]]:
         yield getattr(reward, "actor_handlers", ()), ("reward",)  # a rule is an actor without a rank
 
 
-_adapter = partial(hooked, distributions=("mindspeed_rl",), tested=">=2.1.0,<2.1.1")
+_adapter = partial(hooked, distributions=("mindspeed_rl",), tested="~=2.1.0")
 
 ADAPTERS = (
     _adapter(

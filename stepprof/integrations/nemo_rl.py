@@ -190,7 +190,7 @@ def _attach_nsys(patches: Patches) -> None:
     patches.around(NUMBER, _step_is_announced)
 
 
-_adapter = partial(hooked, distributions=("nemo-rl",), tested=">=0.6.0,<0.6.1")
+_adapter = partial(hooked, distributions=("nemo-rl",), tested="~=0.6.0")
 
 
 def _of_module(module: str) -> Adapter:

@@ -173,7 +173,7 @@ def _in_workers(name: str, hooks: list[Hook], needs: dict[str, tuple[str, ...]])
     return replace(adapter, attach=attach)
 
 
-_adapter = partial(hooked, distributions=("openrlhf",), tested=">=0.11.2,<0.11.3")
+_adapter = partial(hooked, distributions=("openrlhf",), tested="~=0.11.2")
 
 ADAPTERS = (
     _in_workers(

@@ -44,6 +44,6 @@ ADAPTERS = (
         RUNTIME_ENVIRONMENT,
         [result(RUNTIME_ENVIRONMENT, with_variables, needs=("runtime_env",))],
         distributions=("ray",),
-        tested=">=2.60,<2.61",
+        tested="~=2.60.0",
     ),
 )

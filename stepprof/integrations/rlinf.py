@@ -117,7 +117,7 @@ def _range_begins(_: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> A
     return open_timer(kwargs["label"] if "label" in kwargs else args[1])
 
 
-_adapter = partial(hooked, distributions=("rlinf",), tested=">=0.3.0,<0.3.1")
+_adapter = partial(hooked, distributions=("rlinf",), tested="~=0.3.0")
 
 ADAPTERS = (
     _adapter("rlinf.timers", TIMER, [block(TIMER, _timer_begins, _timer_ends, needs=("name",))]),

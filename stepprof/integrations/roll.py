@@ -89,7 +89,7 @@ def _groups(pipeline: Any) -> Iterator[tuple[Sequence[Any], Sequence[str]]]:
         yield each.workers, ("ref",)
 
 
-_adapter = partial(hooked, distributions=("roll",), tested=">=0.3.0,<0.3.1")
+_adapter = partial(hooked, distributions=("roll",), tested="~=0.3.0")
 
 ADAPTERS = (
     _adapter("roll.timers", "roll.pipeline", codetiming_hooks(lambda: _jobs[0] if _jobs else None)),

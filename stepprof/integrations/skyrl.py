@@ -101,7 +101,7 @@ def _timer_begins(timer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> None:
         timer.__dict__[KEPT] = job.begin(timer.message)
 
 
-_adapter = partial(hooked, distributions=("skyrl",), tested=">=0.3.0,<0.4.1")
+_adapter = partial(hooked, distributions=("skyrl",), tested=">=0.3.0,<0.5")
 
 ADAPTERS = (
     _adapter(

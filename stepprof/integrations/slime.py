@@ -70,7 +70,7 @@ PACKAGES = (
     Package(
         name="slime",
         distribution="slime",
-        tested=">=0.3.1,<0.3.2",
+        tested="~=0.3.1",
         timer="slime.observability.timer:Timer",
         created="create",
         train="async_train",
@@ -81,7 +81,7 @@ PACKAGES = (
     Package(
         name="miles",
         distribution="miles-rl",
-        tested=">=0.0.2,<0.0.3",
+        tested="~=0.0.2",
         timer="miles.utils.timer:Timer",
         created="init",
         train="train",

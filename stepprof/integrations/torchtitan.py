@@ -88,6 +88,6 @@ ADAPTERS = (
             ),
         },
         distributions=("torchtitan",),
-        tested=">=0.3.0,<0.3.1",
+        tested="~=0.3.0",
     ),
 )

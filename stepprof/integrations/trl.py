@@ -134,12 +134,12 @@ ADAPTERS = (
             f"{GENERATION}.__init__": ("mode", "server_base_url"),
             "trl.generation.vllm_client:VLLMClient.__init__": ("base_url", "host", "server_port"),
         },
-        tested=">=1.16,<1.17",
+        tested="~=1.16.0",
     ),
     _adapter(
         "trl.async_grpo",
         ASYNC_TRAINER,
         [timed(f"{ASYNC_TRAINER}.{method}", *phase) for method, phase in ASYNC_PHASES.items()],
-        tested=">=1.16,<1.17",
+        tested="~=1.16.0",
     ),
 )

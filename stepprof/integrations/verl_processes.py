@@ -106,7 +106,7 @@ def _as_text(value: Any) -> str:
     return ",".join(map(str, value)) if is_list else str(value)
 
 
-of_verl = partial(hooked, distributions=("verl",), tested=">=0.9.1,<0.9.2")
+of_verl = partial(hooked, distributions=("verl",), tested="~=0.9.1")
 """Returns an adapter of verl."""
 
 ADAPTERS = (

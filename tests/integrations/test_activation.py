@@ -6,7 +6,11 @@ import json
 
 import pytest
 from fake_framework import write
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
+from stepprof.integrations.activation import adapters
+from stepprof.integrations.adapter import is_tested
 from stepprof.run.manifest import read_step
 from stepprof.run.runs import list_runs, read_run
 
@@ -65,6 +69,18 @@ class TestOrder:
             "assert all(dict(vars(c)) == was for c, was in before.items())\n",
             env=ENV,
         ).check()
+
+
+class TestVersions:
+    def test_a_newer_patch_release_is_tested(self) -> None:
+        """Each adapter counts a newer patch release of the versions that the tests run as tested, and no
+        newer major version.
+        """
+        for adapter in adapters():
+            lowest = min(Version(each.version) for each in SpecifierSet(adapter.tested))
+            assert is_tested(adapter, f"{lowest.major}.{lowest.minor}.99"), adapter
+            assert not is_tested(adapter, f"{lowest.major + 90}.0.0"), adapter
+            assert not is_tested(adapter, None), adapter
 
 
 class TestAllOrNothing:
