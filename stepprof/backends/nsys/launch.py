@@ -204,8 +204,7 @@ def _profile(options: NsysOptions, number: int | None, output: str, nsys: str) -
         "capture-range": "cudaProfilerApi",
         "capture-range-end": end,
         "kill": "none",
-        "cuda-graph-trace": options.cuda_graph_trace,
-        "cuda-memory-usage": str(options.cuda_memory_usage).lower(),
+        "cuda-graph-trace": "graph",
     }
     reported = {
         "output": output.replace("%p", "{pid}").replace("%h", "{host}"),

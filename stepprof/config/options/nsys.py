@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from stepprof.config.validators import checked, choice, folder, seconds, settle, texts, whole
+from stepprof.config.validators import checked, folder, seconds, settle, texts, whole
 from stepprof.errors import ConfigError
 
 ANY = "any"
@@ -18,8 +18,6 @@ _RESERVED = {
     "capture-range": None,
     "capture-range-end": "windows",
     "kill": None,
-    "cuda-graph-trace": "cuda_graph_trace",
-    "cuda-memory-usage": "cuda_memory_usage",
     "nvtx-domain-include": "domains",
     "sample": "sample",
     "cpuctxsw": "sample",
@@ -82,16 +80,12 @@ class NsysOptions:
 
     nsys fixes what it records when it launches the process: by `nsys_command` or `ray_runtime_env`.
 
-    >>> NsysOptions(trace=["cuda", "nvtx"]).cuda_graph_trace
-    'graph'
+    >>> NsysOptions(trace=["cuda", "nvtx"]).trace
+    ('cuda', 'nvtx')
     """
 
     trace: Sequence[str] = checked(("cuda", "nvtx"), _words)
     """What nsys traces, in its own words: "cuda", "nvtx", "cublas", "cudnn", "nccl", "osrt", "ucx", …"""
-    cuda_graph_trace: str = checked("graph", choice("graph", "node"))
-    """How CUDA graphs are traced: "graph" as a whole, "node" kernel by kernel, which costs more."""
-    cuda_memory_usage: bool = False
-    """Trace how much memory the kernels use."""
     sample: bool = False
     """Sample CPU stacks and trace context switches."""
     domains: Sequence[str] | None = checked(None, _words)
@@ -109,7 +103,7 @@ class NsysOptions:
     report_timeout_seconds: float = checked(300.0, seconds)
     """How long the background thread waits for a report after its window."""
     extra: Mapping[str, str] = field(default_factory=dict, hash=False, metadata={"check": _extra})
-    """More options of `nsys profile`, without their dashes, such as { gpu-metrics-devices = "0" }."""
+    """More options of `nsys profile`, without their dashes, such as { cuda-graph-trace = "node" }."""
 
     def __post_init__(self) -> None:
         """Check every field."""

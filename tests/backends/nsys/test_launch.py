@@ -110,7 +110,6 @@ class TestCommand:
             "capture-range-end": "repeat:4:async",
             "kill": "none",
             "cuda-graph-trace": "graph",
-            "cuda-memory-usage": "false",
             "sample": "none",
             "cpuctxsw": "none",
             "discard-environment": "true",
@@ -159,14 +158,12 @@ class TestCommand:
         """Each option of the table `nsys` becomes an option of the command, and `extra` is added."""
         table = {
             "trace": ["cuda", "nvtx", "nccl"],
-            "cuda_graph_trace": "node",
-            "cuda_memory_usage": True,
             "sample": True,
             "domains": ["stepprof", "NCCL"],
             "windows": 7,
             "keep_environment": True,
             "report_dir": str(tmp_path / "reports"),
-            "extra": {"gpu-metrics-devices": "0", "stats": True},
+            "extra": {"cuda-graph-trace": "node", "cuda-memory-usage": True, "stats": True},
         }
         given = options(nsys_command({**NSYS, "nsys": table}, rank=0, nsys=tools.nsys))
         assert given["trace"] == "cuda,nvtx,nccl"
@@ -174,7 +171,7 @@ class TestCommand:
         assert given["nvtx-domain-include"] == "stepprof,NCCL"
         assert given["capture-range-end"] == "repeat:7:async"
         assert given["output"] == f"{tmp_path}/reports/rank-0_%h_%p"
-        assert (given["gpu-metrics-devices"], given["stats"]) == ("0", "true")
+        assert given["stats"] == "true"
         assert not {"sample", "cpuctxsw", "discard-environment"} & given.keys()
 
     def test_an_engine_s_server(self, tools):
@@ -272,7 +269,6 @@ class TestOptions:
         [
             ({"trace": "cuda,nvtx"}, "did you mean ['cuda', 'nvtx']?"),
             ({"trace": []}, "nsys.trace = []: expected at least one name"),
-            ({"cuda_graph_trace": "nodes"}, 'did you mean "node"?'),
             ({"windows": 0}, "nsys.windows = 0: too small; did you mean 1?"),
             ({"windows": "all"}, 'did you mean "any"?'),
             ({"report_timeout_seconds": 0}, "nsys.report_timeout_seconds = 0"),
