@@ -17,7 +17,7 @@ ACCELERATOR = "accelerate.accelerator:Accelerator"
 OPTIMIZER = "accelerate.optimizer:AcceleratedOptimizer"
 
 
-class _Steps:
+class _AccelerateSteps:
     """The steps of a loop that is written with accelerate."""
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class _Steps:
             self.begin()
 
 
-_steps = _Steps()
+_steps = _AccelerateSteps()
 
 
 def watch(accelerator: Any, finished_steps: int = 0) -> None:

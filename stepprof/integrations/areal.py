@@ -70,7 +70,7 @@ GROUPS = {
 """AReaL's groups of workers, with the roles whose windows they follow; the first names them."""
 
 
-class Job:
+class ArealJob:
     """The windows of a process that runs a trainer's loop."""
 
     def __init__(self) -> None:
@@ -92,7 +92,7 @@ class Job:
         self.finished = step
 
 
-_jobs: list[Job] = []
+_jobs: list[ArealJob] = []
 """The job of this process, while its trainer trains."""
 
 
@@ -109,7 +109,7 @@ def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bo
     if not start_session("areal", partial(_attach_processes, trainer), config, process):
         return False
     own_profiler.settle("areal.scopes", OPTION, _own_steps(trainer.config), take_over=asked)
-    _jobs[:] = [Job()]
+    _jobs[:] = [ArealJob()]
     return True
 
 

@@ -29,7 +29,7 @@ REGIONS = {
 """Actions of Lightning's profiler that are regions in every step, by the last part of their name. The others are regions in recorded steps."""
 
 
-class _Events:
+class _LightningEvents:
     """What stepprof does at the events of a `Trainer`."""
 
     def __init__(self, *, always: bool = True) -> None:
@@ -172,9 +172,9 @@ def _made(name: str, events: type, package: str, base: str) -> Any:
 
 def __getattr__(name: str) -> Any:
     if name == "StepprofCallback":
-        return _made(name, _Events, "lightning.pytorch", "Callback")
+        return _made(name, _LightningEvents, "lightning.pytorch", "Callback")
     if name == "PytorchLightningCallback":
-        return _made(name, _Events, "pytorch_lightning", "Callback")
+        return _made(name, _LightningEvents, "pytorch_lightning", "Callback")
     if name == "StepprofProfiler":
         return _made(name, _Actions, "lightning.pytorch.profilers", "Profiler")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -189,7 +189,7 @@ def trainer_callbacks(package: str) -> list[object]:
     if not attach(BY_PACKAGE[package]):
         return []
     name = "StepprofCallback" if package == "lightning.pytorch" else "PytorchLightningCallback"
-    return [_made(name, _Events, package, "Callback")(always=False)]
+    return [_made(name, _LightningEvents, package, "Callback")(always=False)]
 
 
 def fabric_callbacks(package: str) -> list[object]:

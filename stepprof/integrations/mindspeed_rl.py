@@ -48,7 +48,7 @@ GROUPS = {"actor_worker": "actor", "ref_worker": "ref", "critic_worker": "critic
 """The trainer's groups of workers, with the role whose windows they follow."""
 
 
-class Job(TimedJob):
+class MindSpeedJob(TimedJob):
     """The windows of the process that trains.
 
     Args:
@@ -68,7 +68,7 @@ class Job(TimedJob):
             _end()
 
 
-_jobs: list[Job] = []
+_jobs: list[MindSpeedJob] = []
 """The job of this process, while its trainer fits."""
 
 _own = OwnProfiler()
@@ -86,7 +86,7 @@ def _fit_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bool:
     if not start_session("mindspeed_rl", partial(_attach_workers, trainer), given):
         return False
     _own.settle("mindspeed_rl.timers")
-    _jobs[:] = [Job(trainer)]
+    _jobs[:] = [MindSpeedJob(trainer)]
     return True
 
 

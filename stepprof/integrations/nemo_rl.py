@@ -86,7 +86,7 @@ GENERATIONS = ("policy_generation", "student_generation")
 """Parameters that hold engines."""
 
 
-class Job(TimedJob):
+class NemoRLJob(TimedJob):
     """The windows of the process that trains."""
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Job(TimedJob):
         self._is_sampling = False
 
 
-_jobs: list[Job] = []
+_jobs: list[NemoRLJob] = []
 """The job of this process, while its loop runs."""
 
 
@@ -119,7 +119,7 @@ def _training_begins(target: str, _: object, args: tuple[Any, ...], kwargs: dict
     if not start_session(NAME, partial(_attach_processes, given), config):
         return False
     nemo_rl_nsys.settle(f"{NAME}.nsys")
-    _jobs[:] = [Job()]
+    _jobs[:] = [NemoRLJob()]
     return True
 
 

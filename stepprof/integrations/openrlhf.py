@@ -60,7 +60,7 @@ STAGES = {
 """Methods of a rank that are regions."""
 
 
-class Job:
+class OpenRLHFJob:
     """The windows of the process that trains.
 
     Args:
@@ -80,7 +80,7 @@ class Job:
         stepprof.shutdown()
 
 
-_jobs: list[Job] = []
+_jobs: list[OpenRLHFJob] = []
 """The job of this process, once its trainer is about to fit."""
 
 
@@ -89,7 +89,7 @@ _jobs: list[Job] = []
 
 def _fit_is_due(trainer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     states = args[0] if args else kwargs["checkpoint_states"]
-    job = Job(states["global_step"], trainer.args.train.num_episodes - states["episode"])
+    job = OpenRLHFJob(states["global_step"], trainer.args.train.num_episodes - states["episode"])
     if start_session("openrlhf", partial(_attach_processes, trainer)):
         _jobs[:] = [job]
 

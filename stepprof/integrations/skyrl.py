@@ -46,7 +46,7 @@ GROUPS = {
 """The trainer's groups of ranks, with the roles whose windows they follow; the first names them."""
 
 
-class Job(TimedJob):
+class SkyRLJob(TimedJob):
     """The windows of the process that trains.
 
     Args:
@@ -69,7 +69,7 @@ class Job(TimedJob):
         self._is_trained = False
 
 
-_jobs: list[Job] = []
+_jobs: list[SkyRLJob] = []
 """The job of this process, while its trainer trains."""
 
 
@@ -79,7 +79,7 @@ def _training_begins(trainer: Any, _: tuple[Any, ...], __: dict[str, Any]) -> bo
     if not start_session("skyrl", partial(_attach_processes, trainer), given):
         return False
     skyrl_profiler.settle(trainer, take_over=asked)
-    _jobs[:] = [Job(trainer)]
+    _jobs[:] = [SkyRLJob(trainer)]
     return True
 
 

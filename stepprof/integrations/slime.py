@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.integrations.adapter import Adapter
 from stepprof.integrations.hooks import Hook, around, hooked
-from stepprof.integrations.slime_job import CALLS, METHODS, Job
+from stepprof.integrations.slime_job import CALLS, METHODS, SlimeJob
 from stepprof.integrations.training_loop import close_timer, open_timer
 from stepprof.untraced import Reference, untraced
 from stepprof_autoload import activate
@@ -92,11 +92,11 @@ PACKAGES = (
 )
 
 
-_jobs: list[Job] = []
+_jobs: list[SlimeJob] = []
 """The job of this process, from its rollout manager on."""
 
 
-class Call:
+class NotifyingCall:
     """A method of the rollout manager's handle that reports each call to the job first.
 
     Args:
@@ -121,10 +121,10 @@ def _manager_is_created(
     patches: Patches, package: Package, result: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     manager = result[0]
-    job = Job(package.name, package.handles, args[0] if args else kwargs["args"], manager)
+    job = SlimeJob(package.name, package.handles, args[0] if args else kwargs["args"], manager)
     for name in CALLS:
         notify = partial(patches.guarded, f"{package.name}.{name}", job.calls, name)
-        setattr(manager, name, Call(getattr(manager, name), notify))
+        setattr(manager, name, NotifyingCall(getattr(manager, name), notify))
     _jobs[:] = [job]
 
 
@@ -155,21 +155,21 @@ def _train_ends(_: object, error: BaseException | None) -> None:
         job.train_ends(error)
 
 
-def _wait_begins(_: object, args: tuple[Any, ...], __: dict[str, Any]) -> list[Job]:
+def _wait_begins(_: object, args: tuple[Any, ...], __: dict[str, Any]) -> list[SlimeJob]:
     """Return the jobs whose training this wait is for: each rank has a result."""
     return [job for job in _jobs if job.is_training and args and isinstance(args[0], list)]
 
 
-def _wait_ends(jobs: list[Job] | None, error: BaseException | None) -> None:
+def _wait_ends(jobs: list[SlimeJob] | None, error: BaseException | None) -> None:
     for job in jobs or ():
         job.train_ends(error, all_groups=True)
 
 
-def _method_begins(name: str, *_: object) -> list[tuple[Job, Any]]:
+def _method_begins(name: str, *_: object) -> list[tuple[SlimeJob, Any]]:
     return [(job, job.method_begins(name)) for job in _jobs]
 
 
-def _method_ends(token: list[tuple[Job, Any]] | None, error: BaseException | None) -> None:
+def _method_ends(token: list[tuple[SlimeJob, Any]] | None, error: BaseException | None) -> None:
     for job, nested in token or ():
         job.method_ends(nested, error)
 

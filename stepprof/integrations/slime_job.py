@@ -35,7 +35,7 @@ ROLES = {"actor": ("actor", "weight_sync"), "critic": ("critic", "actor")}
 """The groups of ranks, with the roles whose windows they follow; the first names them."""
 
 
-class Job:
+class SlimeJob:
     """The windows of the process that runs the loop. One phase is open at a time; a call of the loop ends the one before.
 
     Args:

@@ -29,10 +29,10 @@ def loop_of(trainer: Any) -> TrainingLoop:
 
 def _is_asked_for(trainer: Any) -> bool:
     """Return whether the job itself has given the trainer our callback."""
-    return any(isinstance(each, _Events) for each in trainer.callback_handler.callbacks)
+    return any(isinstance(each, _TrainerEvents) for each in trainer.callback_handler.callbacks)
 
 
-class _Events:
+class _TrainerEvents:
     """What stepprof does at the events of a trainer. Without patches, the data of a step is fetched before its window."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def _callback_class() -> Any:
 
     return type(
         "StepprofCallback",
-        (_Events, TrainerCallback),
+        (_TrainerEvents, TrainerCallback),
         {
             "__doc__": "Record the steps of a `Trainer` that gets it as one of its callbacks.",
             "__module__": __name__,

@@ -46,7 +46,7 @@ class TestTimers:
         """Return a function that ends the job and reads the spans of step 1."""
         for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
             monkeypatch.setenv(f"STEPPROF_{name}", value)
-        job = nemo_rl.Job()
+        job = nemo_rl.NemoRLJob()
         job.number = 1
         monkeypatch.setattr(nemo_rl, "_jobs", [job])
 

@@ -39,8 +39,8 @@ def job(tmp_path, monkeypatch):
     """Return the job of a loop whose processes are not attached; end its session afterwards."""
     for name, value in (("STEPS", "9"), ("BACKEND", "null"), ("OUTPUT_DIR", str(tmp_path))):
         monkeypatch.setenv(f"STEPPROF_{name}", value)
-    monkeypatch.setattr(slime_job.Job, "_attach_processes", lambda _: None)
-    yield slime_job.Job("slime", "_actor_handlers", SimpleNamespace(**OPTIONS), None)
+    monkeypatch.setattr(slime_job.SlimeJob, "_attach_processes", lambda _: None)
+    yield slime_job.SlimeJob("slime", "_actor_handlers", SimpleNamespace(**OPTIONS), None)
     stepprof.shutdown()
 
 
@@ -86,7 +86,7 @@ class TestJob:
         def fail(_: object) -> None:
             raise ConfigError("no such rank")
 
-        monkeypatch.setattr(slime_job.Job, "_attach_processes", fail)
+        monkeypatch.setattr(slime_job.SlimeJob, "_attach_processes", fail)
         with pytest.raises(ConfigError):
             job.calls("generate", (0,), {})
         assert cell.session is None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.backends.npu.output import PrintedLines, capture_output
-from stepprof.backends.npu.ranges import DOMAIN, Ranges
+from stepprof.backends.npu.ranges import DOMAIN, MstxRanges
 from stepprof.backends.other_npu_profiler import foreign_profile
 from stepprof.config.options.npu import METRICS, NpuOptions
 from stepprof.errors import BackendError
@@ -51,7 +51,7 @@ class NpuApi:
         self.torch: Any = torch
         self.torch_npu: Any = torch_npu
         self.profiler: Any = torch_npu.profiler
-        self.ranges = Ranges(getattr(getattr(torch_npu, "npu", None), "mstx", None))
+        self.ranges = MstxRanges(getattr(getattr(torch_npu, "npu", None), "mstx", None))
         self._warned: set[str] = set()
 
     @property

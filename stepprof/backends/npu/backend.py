@@ -21,7 +21,7 @@ from typing import Literal
 from stepprof.backends.base import Backend, Busy, ExportCall
 from stepprof.backends.npu.api import NpuApi
 from stepprof.backends.npu.export import NpuExport
-from stepprof.backends.npu.ranges import Range, Ranges, without_it
+from stepprof.backends.npu.ranges import MstxRanges, Range, without_it
 from stepprof.backends.npu.session import NpuSession
 from stepprof.backends.other_npu_profiler import foreign_npu_profile
 from stepprof.backends.process_slot import slot
@@ -54,7 +54,7 @@ class NpuBackend(Backend):
         self._lease: DeviceLease | None = None
         self._near: Path | None = None
         self._window: Range | None = None
-        self._ranges: Ranges | None = None  # ranges of the running capture, if it has any
+        self._ranges: MstxRanges | None = None  # ranges of the running capture, if it has any
         self._thread = threading.current_thread()
         self._pid = os.getpid()
         self._stranded = False

@@ -19,7 +19,7 @@ MESSAGE_BYTES = 156
 """CANN silently refuses longer names, and empty ones (its documentation of mstxRangeStartA)."""
 
 
-class Ranges:
+class MstxRanges:
     """The ranges of this process.
 
     Args:
@@ -51,7 +51,7 @@ class Range:
 
     __slots__ = ("_name", "_number", "_ranges")
 
-    def __init__(self, ranges: Ranges, name: str) -> None:
+    def __init__(self, ranges: MstxRanges, name: str) -> None:
         self._ranges = ranges
         self._name = name
         self._number: int | None = None

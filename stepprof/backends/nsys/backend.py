@@ -18,7 +18,7 @@ from stepprof.backends.base import Backend, ExportCall
 from stepprof.backends.nsys.cuda import CudaProfiler
 from stepprof.backends.nsys.launch import count_windows, nsys_command, ray_runtime_env
 from stepprof.backends.nsys.process import launch_of, under_nsys
-from stepprof.backends.nsys.ranges import Ranges, may_leave
+from stepprof.backends.nsys.ranges import NvtxRanges, may_leave
 from stepprof.backends.nsys.reports import Report, ranges
 from stepprof.backends.nsys.secrets import warn_of_secrets
 from stepprof.backends.process_slot import slot
@@ -50,7 +50,7 @@ class NsysBackend(Backend):
     def __init__(self, options: NsysOptions | None = None) -> None:
         self._options = options or NsysOptions()
         self._cuda = CudaProfiler()
-        self._ranges = Ranges()
+        self._ranges = NvtxRanges()
         self._recording = False
         self._brackets = False
         self._number = 0

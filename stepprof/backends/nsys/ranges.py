@@ -44,7 +44,7 @@ def colour(role: str | None) -> int:
     return 0xFF000000 | (_WHOLE if role is None else _COLOURS[zlib.crc32(role.encode()) % len(_COLOURS)])
 
 
-class Ranges:
+class NvtxRanges:
     """The NVTX ranges of this process."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ def _role() -> str | None:
 
 
 class _Pushed:
-    """A range on its thread's stack. `Ranges.push` sets the attributes: an __init__ would be one more call for each region."""
+    """A range on its thread's stack. `NvtxRanges.push` sets the attributes: an __init__ would be one more call for each region."""
 
     __slots__ = ("_attributes", "_domain", "thread")
 

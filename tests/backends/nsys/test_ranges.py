@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from nsys.tools import build, closed, read_log
 
-from stepprof.backends.nsys.ranges import BEYOND, MAX_NAMES, Ranges, colour
+from stepprof.backends.nsys.ranges import BEYOND, MAX_NAMES, NvtxRanges, colour
 
 ACTOR = "0xff76b7b2"
 
@@ -291,5 +291,5 @@ class TestColours:
     def test_without_the_package_the_message_names_it(self, monkeypatch):
         """Without the package nvtx, the reason names the extra to install."""
         monkeypatch.setitem(__import__("sys").modules, "nvtx", None)
-        assert 'the extra "nsys"' in (Ranges().missing() or "")
-        assert not Ranges().look()
+        assert 'the extra "nsys"' in (NvtxRanges().missing() or "")
+        assert not NvtxRanges().look()
