@@ -32,6 +32,7 @@ from sglang_driven import Trace, described, forward_steps
 from sglang_server import ADMIN_KEY, KEY, Server
 
 import stepprof
+from stepprof.cli.main import main
 from stepprof.remote.base import EngineFailure
 from stepprof.remote.http.kind import Client
 from stepprof.remote.sglang.driver import SglangDriver
@@ -431,6 +432,32 @@ class TestOthers:
         (path,) = (tmp_path / "user").iterdir()
         events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
         assert sum(event["name"].startswith("step[") for event in events) == len(STEPS)
+
+    def test_a_trace_of_its_own_profiler(
+        self, server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """No run of stepprof exists: a report has the forward steps and the time of each stage, as
+        the JSON has them. `check` and `merge` take the folder too.
+        """
+        asked = {"activities": ["CPU"], "with_stack": False, "output_dir": str(tmp_path / "own")}
+        server.ask("POST", "/start_profile", asked, key=ADMIN_KEY)
+        server.generate(4)
+        server.ask("POST", "/stop_profile", key=ADMIN_KEY)
+        (path,) = (tmp_path / "own").iterdir()
+        trace = Trace.left(path)
+        assert trace.forward == forward_steps(4)
+        out = tmp_path / "out.json"
+        assert main(["report", str(path.parent), "--json", str(out)]) == 0
+        (engine,) = json.loads(out.read_bytes())["engines"]
+        stages = {stage["stage"]: stage for stage in engine["stages"]}
+        assert {name: stage["iterations"] for name, stage in stages.items()} == {"prefill": 1, "decode": 3}
+        first, last = trace.spans[0], trace.spans[-1]
+        length = (float(last["ts"]) + last["dur"] - float(first["ts"])) / 1e6
+        total = sum(stage["seconds"] for stage in stages.values())
+        steps = sum(each["dur"] for each in trace.spans) / 1e6
+        assert steps - 1e-5 <= total <= length + 1e-5
+        for command in ("check", "merge"):
+            assert main([command, str(path.parent)]) == 0
 
     def test_another_job_records_it(self, server: Server, tmp_path: Path) -> None:
         """The capture of the other job is complete, and the error of this window names that job."""
