@@ -92,7 +92,7 @@ class TraceStream:
         if self._repaired:
             several = self._repaired > 1
             self.findings.append(
-                f"{self._repaired} event{'s were' if several else ' was'} repaired: unescaped names, control characters, or fields of the wrong type"
+                f"{self._repaired} event{'s were' if several else ' was'} repaired: unescaped names, control characters, infinite numbers, or fields of the wrong type"
             )
         if self._decode.halves:
             self.findings.append("some strings contain half of a surrogate pair: replaced by U+FFFD")

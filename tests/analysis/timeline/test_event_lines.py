@@ -232,7 +232,7 @@ class TestDamage:
         """In a file without a checksum, arguments that are not JSON lose their event. In a gzip
         file, which has one, they lose nothing.
         """
-        content = text().replace('"Ev Idx": 13', '"Ev Idx": -nan')
+        content = text().replace('"Ev Idx": 13', '"Ev Idx": -none')
         compressed = source(write(content), lines=True)
         plain = source(write(content, "t.json"), lines=True)
         whole = source(write(text()), lines=True)

@@ -307,6 +307,27 @@ class TestDamage:
         (finding,) = raw.findings
         assert finding.startswith("3 events were repaired")
 
+    @pytest.mark.parametrize("number", ["inf", "-inf", "nan", "-nan", "NaN", "-Infinity"])
+    def test_numbers_that_are_not_finite(self, write, number):
+        """Kineto writes them where it does not know the device. The event is kept and the number is
+        null. Strings are unchanged.
+        """
+        text = compact([event(n, args={"blocks per SM": 0.25, "who": "inf nan"}) for n in (1, 2)])
+        raw = read_raw(write(text.replace(b"0.25", number.encode())))
+        assert [msgspec.json.decode(each.args) for each in raw.events] == [
+            {"blocks per SM": None, "who": "inf nan"}
+        ] * 2
+        (finding,) = raw.findings
+        assert finding.startswith("2 events were repaired")
+
+    @pytest.mark.parametrize("end", [b",", b", \n", b",{}", b", { }"])
+    def test_an_end_without_an_event(self, write, end):
+        """A comma or an empty object after the last event, as other tools write it, is no damage."""
+        text = compact([event(1), event(2)]).replace(b"}]", b"}%b]" % end)
+        raw = read_raw(write(text))
+        assert [each.name for each in raw.events] == ["op 1", "op 2"]
+        assert raw.findings == []
+
     def test_invalid_utf8_is_replaced_and_reported(self, write):
         """Invalid UTF-8 and control characters are replaced and counted."""
         raw = read_raw(
