@@ -21,6 +21,8 @@ import os
 import re
 import signal
 import stat
+import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,6 +30,7 @@ from typing import NoReturn
 
 from stepprof.host.process_identity import process_start
 from stepprof.host.system_calls import signals, system
+from stepprof.interrupts import is_interrupt
 
 LIFE_SECONDS = 900
 """The kernel ends a child after this, also one that hangs and has lost its parent."""
@@ -46,12 +49,32 @@ UNKNOWN = object()
 def signals_held() -> Iterator[set[int]]:
     """Block every signal of this thread until the block ends: right after the fork it would run the
     parent's handler in the child. Yield the mask to restore.
+
+    Another thread may receive a signal meanwhile. Its handler then runs in a hook of `os.register_at_fork`, where Python drops what it raises:
+    the end of the block raises it.
     """
     before = {int(number) for number in signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())}
+    dropped: list[BaseException] = []
+    hook = sys.unraisablehook
+
+    def keep(args: sys.UnraisableHookArgs) -> None:
+        error = args.exc_value
+        if error is not None and is_interrupt(error.with_traceback(args.exc_traceback)):
+            dropped.append(error)
+        else:
+            hook(args)
+
+    runs_handlers = threading.current_thread() is threading.main_thread()
+    if runs_handlers:
+        sys.unraisablehook = keep
     try:
         yield before
     finally:
+        if runs_handlers:
+            sys.unraisablehook = hook
         signals.pthread_sigmask(signals.SIG_SETMASK, before)
+        if dropped:
+            raise dropped[0]
 
 
 def loses_children() -> bool:

@@ -725,6 +725,43 @@ class TestTheChild:
         finally:
             signal.signal(signal.SIGUSR1, before)
 
+    @pytest.mark.parametrize("hook", ["before", "after_in_parent"])
+    def test_a_handler_that_raises_in_a_hook_of_the_fork_reaches_the_job(self, hook: str) -> None:
+        """Python drops exceptions of these hooks. Another thread receives the signal, which this one blocks."""
+        ended = subprocess.run(
+            [sys.executable, "-c", TIME_OUT_AT_THE_FORK, hook], capture_output=True, text=True, timeout=60
+        )
+        assert (ended.stdout, ended.stderr, ended.returncode) == ("the child ended, TimedOut\n", "", 0)
+
+
+TIME_OUT_AT_THE_FORK = """
+import os, signal, sys, threading, time
+from stepprof.recording.export import fork
+
+class TimedOut(Exception):
+    pass
+
+def expired(*_):
+    raise TimedOut
+
+def send():
+    if os.getpid() == parent:
+        os.kill(parent, signal.SIGALRM)
+        time.sleep(0.1)
+        len([each for each in range(10)])  # the handler runs here
+
+parent = os.getpid()
+signal.signal(signal.SIGALRM, expired)
+os.register_at_fork(**{sys.argv[1]: send})
+threading.Thread(target=time.sleep, args=(60,), daemon=True).start()
+try:
+    with fork.signals_held() as mask:
+        pid, pipe = fork.fork_for(lambda send: None, mask)
+        ended = os.waitpid(pid, 0) == (pid, 0)
+except TimedOut:
+    print("the child ended," if ended else "", "TimedOut")
+"""
+
 
 class TestForkOfTheUser:
     def test_a_child_of_the_user_owns_no_job(self, tmp_path: Path) -> None:
