@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import pairwise, permutations, product
 
 from stepprof.analysis.findings.wording import SHARE_CPUS
+from stepprof.analysis.report.meetings import CLEAR, MOST_APART_NS, TOGETHER_NS, leaves_within
 from stepprof.analysis.report.schema import Finding, Report
 from truth.scheduling import Line, Ran, run
-from truth.worlds import DRIVER, HELD, NEEDED, Cause, Enter, Name, Until, World
+from truth.worlds import DRIVER, HELD, NEEDED, Action, Cause, Enter, Meet, Name, Spend, Until, World
 
 __all__ = ["Judged", "judged"]
 
@@ -81,7 +82,8 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
         elif (
             truth.gain > MISSED * report.seconds
             and not _is_hidden(world, truth.cause)
-            and not (truth.displaced and _is_named(report, truth.cause))
+            and not (truth.displaced and (_is_named(report, truth.cause) or _says_held_up(report)))
+            and not (world.capped and any(_is_about(world, each, truth.cause) for each in report.findings))
             and not (world.capped and any(each.topic == "collectives" for each in report.findings))
         ):
             wrong.append(f"not found: {truth}")
@@ -110,6 +112,24 @@ def _seconds_in(line: Line, region: str | None) -> float:
     return sum(each.end - each.start for each in line.regions if each.name == region) / 1e9
 
 
+def seem_to_meet(ran: Ran) -> bool:
+    """Return whether a process left a region as soon as another one had entered it, and that one at once too, as if they had met in it.
+
+    In most regions in which that is so, they have: this is for those without a collective.
+    """
+    meetings = [each.leave for line in ran.lines.values() for each in line.met]
+    return any(
+        early.name == late.name
+        and wait >= CLEAR * max(abs(early.end - late.end), TOGETHER_NS)
+        and 0 <= min(early.end, late.end) - late.start <= leaves_within(wait)
+        and abs(early.end - late.end) <= leaves_within(wait) + MOST_APART_NS
+        and not any(late.start <= time <= max(early.end, late.end) for time in meetings)
+        for one, other in permutations(ran.lines.values(), 2)
+        for early, late in product(one.regions, other.regions)
+        if (wait := late.start - early.start) > 0
+    )
+
+
 def _may_have_missed(ran: Ran, processes: Collection[Name]) -> bool:
     """Return whether a process entered a region after another one had left it, and left it at once: they may have worked until a common time."""
     return any(
@@ -123,6 +143,23 @@ def _may_have_missed(ran: Ran, processes: Collection[Name]) -> bool:
     )
 
 
+def _may_have_waited(world: World, truth: Judged) -> bool:
+    """Return whether nothing shows that another rank worked after its last meeting: it may have waited for what the cause delayed."""
+    programs = world.steps[world.recorded]
+    return world.recording == "no evidence" and any(
+        _unseen(program) > FALSE * truth.gain * 1e9
+        for name, program in programs.items()
+        if isinstance(name, int) and name not in truth.cause.processes
+    )
+
+
+def _unseen(program: Sequence[Action]) -> int:
+    """Return for how many nanoseconds a process did what no trace shows after it last met others."""
+    last = max((at for at, each in enumerate(program) if isinstance(each, Meet)), default=-1)
+    rest = program[last + 1 :]
+    return sum(each.ns for each in rest if isinstance(each, Spend) and each.doing.operator is None)
+
+
 def _is_named(report: Report, cause: Cause) -> bool:
     """Return whether a fact without a place names a process of a cause as the one for which others waited."""
     return any(
@@ -130,6 +167,12 @@ def _is_named(report: Report, cause: Cause) -> bool:
         for each in report.findings
         for name in cause.processes
     )
+
+
+def _says_held_up(report: Report) -> bool:
+    """Return whether the title says that the profiler held the step up for more than a missed cause may take."""
+    held = re.search(r"held up by the profiler (\d+)%", report.findings[0].text)
+    return held is not None and int(held[1]) >= 100 * MISSED
 
 
 def _is_hidden(world: World, cause: Cause) -> bool:
@@ -210,6 +253,7 @@ def _false(world: World, ran: Ran, findings: Sequence[Finding], truth: Judged, r
             or late
             or truth.displaced
             or world.lost
+            or _may_have_waited(world, truth)
             or _may_have_missed(ran, truth.cause.processes)
         ):
             wrong.append(f"no gain, true are {truth.gain:.3f} s: {texts}")

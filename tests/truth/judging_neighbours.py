@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from statistics import median
 
 from stepprof.analysis.report.schema import Neighbourhood, Report
-from truth.judging import name_of
+from truth.judging import SAMPLED, name_of
 from truth.scheduling import Line, Ran, run
 from truth.worlds import HELD, Name, World
 
@@ -15,7 +15,7 @@ __all__ = ["false_neighbourhood"]
 EXACT = 0.001
 """How far the time of a step may be off [s]."""
 SHARE = 0.01
-"""The same as a share, if a rank's spans are missing."""
+"""The same as a share, if a rank's spans are missing, or its capture ended."""
 USUAL, UNUSUAL = 0.02, 0.12
 """The difference from the median of the others, as a share, below which a step is typical, and above which it is not."""
 
@@ -36,7 +36,9 @@ def false_neighbourhood(world: World, ran: Sequence[Ran], report: Report) -> lis
         unrecorded = own if each.step == world.recorded else true
         exact = abs(each.seconds - unrecorded) <= EXACT
         if not world.waits_known:  # which processes waited for which is not always known
-            within = SHARE * true if world.lost else EXACT  # nor when a rank came whose spans are missing
+            # nor when a rank came whose spans are missing or whose capture ended
+            within = SHARE * true if world.lost or world.capped else EXACT
+            within += SAMPLED if world.recording == "no traces" else 0.0  # samples show when it waited
             exact = min(unrecorded, true) - within <= each.seconds <= max(unrecorded, true) + within
         if not world.waits_known and len(report.islands) > 1:
             exact = True  # nor is it known on several clocks
@@ -66,10 +68,9 @@ def _false_parts(around: Neighbourhood, line: Line) -> Iterator[str]:
     """Yield the roles and regions whose time is not that without recording."""
     for each in around.parts[1:]:
         ranges = line.windows if each.region is None else line.regions
-        true = (
-            sum(of.end - of.start for of in ranges if (each.region or each.role) in (of.name, of.role)) / 1e9
-        )
-        if abs((each.seconds or 0.0) - true) > EXACT:
+        lengths = [of.end - of.start for of in ranges if (each.region or each.role) in (of.name, of.role)]
+        true = sum(lengths) / 1e9
+        if abs((each.seconds or 0.0) - true) > EXACT * max(len(lengths), 1):
             yield f"{each.region or each.role} took {true:.3f} s in {around.process} without recording, not {each.seconds} s"
 
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
+from stepprof.analysis.report.activities import Activity
 from stepprof.analysis.report.intervals import EMPTY, Intervals
-from stepprof.analysis.report.timelines import Activity
 from stepprof.run.evidence import (
     SAMPLE_NS,
     AwaitedCalls,
@@ -284,6 +284,7 @@ class Signs:
                 if each.awaits and COLLECTIVES not in each.modules
             ),
             Intervals.of((each.start, each.end) for each in self.stacks if each.synchronises),
+            [(each.last, each.end) for each in self.stacks],
         )
 
     def in_collectives(self, when: Intervals) -> Intervals:

@@ -124,9 +124,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             advice=SHARE_CPUS
             if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
             else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle, met=not maybe),
-            assumption=("the ranks take" if also else "the rank takes") + f" as long as {than}"
-            if others
-            else "no rank spends this time",
+            assumption=None if _waited_perhaps(ledger.facts, part) else _assumption(than, also, others),
             without=without,
             also=also,
         )
@@ -223,6 +221,18 @@ def _may_have_waited(facts: Facts, part: Part) -> str | None:
     return "whether another rank waited for it is not known"
 
 
+def _waited_perhaps(facts: Facts, part: Part) -> bool:
+    """Return whether the rank may have waited in one of its visits of a region: what it worked in which of them is not known."""
+    maybe = Intervals.of(link[:2] for link in facts.timelines[part.process].maybe)
+    return len(maybe & facts.inside(part.process, part).when) > 0
+
+
+def _assumption(than: str, also: Sequence[str], others: Collection[str]) -> str:
+    if not others:
+        return "no rank spends this time"
+    return ("the ranks take" if also else "the rank takes") + f" as long as {than}"
+
+
 def _is_in_collectives(facts: Facts, part: Part) -> bool:
     """Return whether the stacks show that the rank was in calls of collectives for most of a part.
 
@@ -286,8 +296,7 @@ OFTEN = 0.9
 def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: float) -> Elsewhere:
     """Return whether the rank exceeds the others in the steps around this one too.
 
-    In steps that were not recorded, waits for a late rank are part of a region that contains a collective: it is equally long in all ranks,
-    also of those in which one is late.
+    In steps that were not recorded, waits for a late rank are part of a region that contains a collective: how long ranks worked in it is not known.
     """
     if facts.neighbours is None or part.name is None or not others:
         return Elsewhere()
@@ -297,7 +306,7 @@ def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: flo
     if len(steps) < FEWEST_STEPS or not any(mine[step] for step in steps):  # they have no such region
         return Elsewhere()
     late = [step for step in steps if mine[step] - median(of[step] for of in theirs) > excess / 3]
-    if len(late) < len(steps) and any(_meeting(facts, label, part) for label in (part.process, *others)):
+    if any(_meeting(facts, label, part) for label in (part.process, *others)):
         return Elsewhere()
     if not late:
         return Elsewhere(f"in this step alone: not in {len(steps)} steps around it", alone=True)
@@ -310,9 +319,10 @@ def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: flo
     return Elsewhere(f"also in {len(late)} of {len(steps)} steps around it", often=often)
 
 
-def _meeting(facts: Facts, label: str, part: Part) -> float:
-    """Return the seconds that a process was in collectives in the region of a part and below."""
-    return (facts.inside(label, part).when & _met(facts.timelines[label])).total / 1e9
+def _meeting(facts: Facts, label: str, part: Part) -> bool:
+    """Return whether a process was in collectives in the region of a part and below, by its trace or its stacks."""
+    when = facts.inside(label, part).when
+    return len(when & _met(facts.timelines[label])) > 0 or len(facts.signs[label].in_collectives(when)) > 0
 
 
 def _waited(ledger: Ledger, part: Part) -> str | None:

@@ -79,7 +79,7 @@ def common_ends(visits: dict[tuple[object, ...], list[Visit]]) -> dict[str, list
     """
     found: dict[str, list[CommonEnd]] = defaultdict(list)
     for of in visits.values():
-        if _are_comparable(of):
+        if are_comparable(of):
             error = largest_unsure_ns(of[0].process, [visit.process for visit in of[1:]])
             if error is not None:
                 _add(found, of, error)
@@ -94,9 +94,9 @@ def missed_ends(visits: dict[tuple[object, ...], list[Visit]]) -> dict[str, list
     """
     found: dict[str, list[Missed]] = defaultdict(list)
     for of in visits.values():
-        if not _are_comparable(of):
+        if not are_comparable(of):
             continue
-        start, end = _bounds(of)
+        start, end = bounds(of)
         length = end - start
         short = CLEAR * np.maximum(length, TOGETHER_NS) < length.max(axis=0)
         gone = np.where(short, 0, end).max(axis=0)
@@ -111,19 +111,19 @@ def missed_ends(visits: dict[tuple[object, ...], list[Visit]]) -> dict[str, list
     return found
 
 
-def _are_comparable(of: Sequence[Visit]) -> bool:
+def are_comparable(of: Sequence[Visit]) -> bool:
     """Return whether several ranks were in a region equally often."""
     return len(of) > 1 and len({len(visit.times) for visit in of}) == 1 and len(of[0].times) <= MOST_CALLS
 
 
-def _bounds(of: Sequence[Visit]) -> tuple[Times, Times]:
+def bounds(of: Sequence[Visit]) -> tuple[Times, Times]:
     """Return the begin and the end of each visit, one row for each process."""
     start = np.array([[start for start, _ in visit.times] for visit in of])
     return start, np.array([[end for _, end in visit.times] for visit in of])
 
 
 def _add(found: dict[str, list[CommonEnd]], of: Sequence[Visit], error: int) -> None:
-    start, end = _bounds(of)
+    start, end = bounds(of)
     last, differ = start.max(axis=0), np.ptp(end, axis=0)
     latest = start.argmax(axis=0)
     wait = last - start.min(axis=0)

@@ -9,7 +9,7 @@ and shortens or lengthens the waits. What the recording takes is left out on bot
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
@@ -184,8 +184,26 @@ class StepGraph:
         }
 
     def changed_waits(self) -> dict[str, list[tuple[int, int]]]:
-        """Return by how much longer each wait would be without recording, as (end, nanoseconds), by process."""
-        return {label: [each for each in of if each[1]] for label, of in self._replayed({})[1].items()}
+        """Return by how much longer each wait would be without recording, as (end, nanoseconds), by process.
+
+        Where that depends on possible waits, it is the least of what may be.
+        """
+        changes = self._changes()
+        others = changes if self._other is None else self._other._changes()
+        return {
+            label: [
+                (end, least) for end, change in of.items() if (least := _least(change, others[label][end]))
+            ]
+            for label, of in changes.items()
+        }
+
+    def _changes(self) -> dict[str, Counter[int]]:
+        found: dict[str, Counter[int]] = {}
+        for label, waits in self._replayed({})[1].items():
+            of = found[label] = Counter()
+            for end, change in waits:
+                of[end] += change
+        return found
 
     def _replayed(
         self, without: Mapping[str, Intervals]
@@ -281,6 +299,11 @@ class StepGraph:
             late[meeting.awaited] = min(least, late.get(meeting.awaited, least))
             found[meeting.awaited].append((meeting.done, late[meeting.awaited]))
         return {label: sorted(rows) for label, rows in found.items()}
+
+
+def _least(one: int, other: int) -> int:
+    """Return the one of two changes that is nearer to none; 0 if one is an increase and the other is not."""
+    return min(one, other, key=abs) if one * other > 0 else 0
 
 
 def _roles(each: Timeline) -> Iterator[tuple[str | None, int, int]]:

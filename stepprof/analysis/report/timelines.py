@@ -12,10 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from stepprof.analysis.report.activities import STILL_NS, Activity
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.meetings import CommonEnd, Missed, Visit, common_ends, missed_ends
 from stepprof.analysis.report.nesting import Nest
 from stepprof.analysis.report.processes import Process, unsure_ns
+from stepprof.analysis.report.sampled_meetings import SampledWait, sampled_waits
 from stepprof.analysis.report.waiting import Waiting
 
 DRIVER = "driver"
@@ -28,23 +30,6 @@ LEAST_NS = 1000
 """A shorter remainder of a wait results from rounding."""
 MOST_DEADLINES = 100
 """Of the common times of a process, those for which others worked longest are known."""
-STILL_NS = 20_000_000
-"""A thread that waits for another process is ready to continue less than this after the other one has left the region."""
-
-
-class Activity(NamedTuple):
-    """What samples show of the thread that opened the windows of a process."""
-
-    computing: Intervals = EMPTY
-    """It used a CPU, or was ready to."""
-    waiting: Intervals = EMPTY
-    """It waited for something other than a time."""
-    others: Intervals = EMPTY
-    """Another thread of the process worked."""
-    blocked: Intervals = EMPTY
-    """It waited, as its samples show, for something other than a time or a collective, and was not yet ready to continue."""
-    device: Intervals = EMPTY
-    """It was in a call that waits for a device: for the work there, or for a collective that is queued there."""
 
 
 @dataclass(slots=True)
@@ -161,12 +146,13 @@ def timelines(
     }
     stretches = _stretches_of(processes, nests, computing)
     visits = _visits(processes, stretches, waits)
-    ends, missed = common_ends(visits), missed_ends(visits)
+    ends, missed, sampled = common_ends(visits), missed_ends(visits), sampled_waits(visits, activities)
     links = {
         process.label: _links(
             process,
             waits.get(process.label, Waiting()),
             ends.get(process.label, []),
+            sampled.get(process.label, {}),
             activities,
         )
         for process in processes
@@ -272,14 +258,18 @@ class _Links(NamedTuple):
 
 
 def _links(
-    process: Process, waiting: Waiting, ends: Sequence[CommonEnd], activities: Mapping[str, Activity]
+    process: Process,
+    waiting: Waiting,
+    ends: Sequence[CommonEnd],
+    sampled: Mapping[int, SampledWait],
+    activities: Mapping[str, Activity],
 ) -> _Links:
     """Return the waits in collectives, and what is known of the regions that ranks leave together.
 
     There, a rank that entered early waited for the last one, unless it computed. Ranks that leave as soon as the last one has
     entered have met. One that still waits when the last one has left waits for something else. Ranks that go on together
     afterwards may as well have ended at a common time: then only samples show a wait.
-    Where a region contains a collective, this is why they leave it together.
+    Where a region contains a collective, this is why they leave it together. Where samples show for which one they waited, that is it.
     """
     activity = activities.get(process.label, Activity())
     operating, communicating, _ = process.working()
@@ -290,22 +280,31 @@ def _links(
     known = Intervals.of((start, end) for start, end, _ in waiting.links)
     computing = operating | activity.computing | activity.others
     captured = process.covered() | computing | activity.waiting
+    for entered, wait in sampled.items():
+        found.met.append(wait)
+        since = _worked_until(activity.certain(computing, entered, wait.start), entered, wait.start)
+        if since < wait.start and len(activity.device.clip(since, wait.start)):
+            found.maybe.append((since, wait.end, wait.last))
     for start, end, gone, until, label, together, met in ends:
+        if start in sampled:
+            found.meetings.append((end, label))
+            continue
         computes = 2 * computing.clip(start, end).total >= end - start
         if len(known.clip(start, end)) or not (together or computes):
             continue
         if activity.blocked.clip(gone, until).total >= STILL_NS:
             continue
+        other = activities.get(label, Activity())
         began = _call_at(communicating, end)
         # it waited in the call, and worked before
-        since = _worked_until(computing, start, end) if began is None else max(start, began)
+        worked = operating | activity.certain(computing, start, end)
+        since = _worked_until(worked, start, end) if began is None else max(start, began)
         # if the last one goes on to wait too, and in no collective, all may have waited for something else
-        others = activities.get(label, Activity()).blocked.clip(end, gone).total
+        others = other.blocked.clip(end, gone).total
         elsewhere = not met and others >= max(STILL_NS, (gone - end) / 2)
         # the last one may have worked before the call in which they met, where this one waits until then
         resumed = gone if met else _works_from(computing, end, gone)
-        work = activities.get(label, Activity()).computing
-        arrived = min(resumed, _worked_until(work, end, gone))
+        arrived = min(resumed, _worked_until(other.certain(other.computing, end, gone), end, gone))
         if met or arrived - end <= 2 * STILL_NS:  # samples do not show it so exactly
             arrived = end
         # it meets others in the region's collectives, and is in none of them when the last one enters
@@ -313,7 +312,8 @@ def _links(
         if not (computes or elsewhere or outside) and (
             met or 2 * activity.waiting.clip(since, end).total >= end - since
         ):
-            queued = _worked_until(computing | activity.device, start, end) if began is None else since
+            worked |= activity.certain(activity.device, start, end)
+            queued = _worked_until(worked, start, end) if began is None else since
             if queued > since:
                 found.maybe.append((since, arrived, label))
             found.met.append((queued, arrived, label))
@@ -324,7 +324,8 @@ def _links(
             unseen = _unseen(captured, start, until)
             if (together or not waits) and not process.is_whole and unseen is not None:
                 begin = max(since, unseen)  # it may have waited after the end of its capture
-                found.maybe.append((begin, arrived if begin < arrived else until, label))
+                # without any capture, all that is known is when the last one had come
+                found.maybe.append((begin, until if begin >= arrived or len(captured) else arrived, label))
             elif together or not waits:
                 (found.apart if computes and not waits else found.maybe).append((start, end, label))
     return found
