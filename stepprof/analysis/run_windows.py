@@ -12,12 +12,12 @@ from typing import NamedTuple
 from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import LARGEST_NS, parse_span, span_lines
+from stepprof.run.spans import files_by_rank
 
 MOST_REGIONS = 100_000
 """More regions than that are not read."""
 _PLAIN = re.compile(r"[\w ./:-]+", re.ASCII)
 """A name that has one form in JSON."""
-_FILE = re.compile(r"rank-(.+)\.\d{1,18}\.jsonl", re.ASCII)
 
 
 class RunWindow(NamedTuple):
@@ -44,22 +44,14 @@ class RunRegion(NamedTuple):
     """The host and the id of its process."""
 
 
-def process_files(path: Path) -> list[tuple[str, list[Path]]]:
-    """Return the span files of each process, by the name of its rank: the driver first, then ranks in order, then the others."""
-    found: dict[str, list[Path]] = {}
-    try:
-        files = sorted((path / SPANS).iterdir())
-    except OSError:
-        return []
-    for file in files:
-        match = _FILE.fullmatch(file.name)
-        if match is not None:
-            found.setdefault(match[1], []).append(file)
+def process_files(path: Path) -> list[tuple[int | str, list[Path]]]:
+    """Return the span files of each rank: the driver first, then ranks in order, then the others."""
+    found = files_by_rank(path / SPANS)
 
-    def order(name: str) -> tuple[object, ...]:
-        return name != "driver", not name.isdecimal(), len(name) if name.isdecimal() else 0, name
+    def order(rank: int | str) -> tuple[object, ...]:
+        return rank != "driver", isinstance(rank, str), rank
 
-    return [(name, found[name]) for name in sorted(found, key=order)]
+    return [(rank, found[rank]) for rank in sorted(found, key=order)]
 
 
 def windows_of(files: Iterable[Path]) -> tuple[RunWindow, ...]:

@@ -20,6 +20,7 @@ from stepprof.formatting import counted
 from stepprof.run.manifest import read_step
 from stepprof.run.occurrences import Span, choose, gap, occurrence_note, split
 from stepprof.run.span_lines import parse_span, span_lines
+from stepprof.run.spans import files_by_rank
 
 SpanWindow = tuple["str | None", int, int]
 """The role of a window, its start and its end."""
@@ -224,13 +225,11 @@ def within(
         step: the step.
         findings: receives {file, problem} for each process whose spans are omitted, because they may be of another occurrence.
     """
-    files: dict[str, list[Path]] = {}
+    files: dict[int | str, list[Path]] = {}
 
-    def others(rank: object) -> Iterator[SpanWindow]:
-        if not files:
-            for file in sorted(folder.iterdir()):
-                files.setdefault(file.name.split(".")[0], []).append(file)
-        return other_windows(files.get(f"rank-{rank}", ()), step)
+    def others(rank: Any) -> Iterator[SpanWindow]:
+        files.update(files or files_by_rank(folder))
+        return other_windows(files.get(rank, ()), step)
 
     for rank, of_rank in groupby(spans, lambda span: span["rank"]):
         each = []

@@ -515,6 +515,23 @@ class TestSpans:
         (spans,) = [load(each, args=False) for each in found.inputs if each.origin.kind == "spans"]
         assert sorted((spans.slices.start - BEGIN) // SECOND) == [100, 100]
 
+    @pytest.mark.parametrize("rank", [0, "agent.loop", "agent loop"])
+    def test_the_visit_of_a_process_with_a_name(self, tmp_path, capsys, rank):
+        """`show` prints the regions of one visit, whatever characters the name of the process has. The files of
+        its spans are found by the rank in their first lines.
+        """
+        run = make_run(tmp_path)
+        for visit, at in enumerate((0, 100), 1):
+            fragment(run, at=at, rank=rank, visit=visit)
+        lines = [{"kind": "spans", "rank": rank, "host": "a", "pid": 7}]
+        for at, step in ((0, 2), (10, 3), (100, 2), (110, 3)):
+            part = {"step": step, "role": "actor", "start": BEGIN + at * SECOND, "dur": SECOND}
+            lines.append({**part, "name": f"at {at}", "kind": "region"})
+            lines.append({**part, "name": "actor", "kind": "window"})
+        run.spans_path(rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+        assert main(["show", str(run.path), "--step", "2", "--json", "--occurrence", "1"]) == 0
+        assert [each["name"] for each in json.loads(capsys.readouterr().out)["regions"]] == ["at 0"]
+
     def test_a_process_before_the_restart_that_recorded_nothing(self, tmp_path, capsys):
         """Spans of a process that ended before the recorded time are left out. Spans of another group of
         ranks with another role are kept.

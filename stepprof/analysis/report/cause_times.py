@@ -34,12 +34,14 @@ def cause_times(
         origins: of the processes, by label.
         unrecorded: what the recording of the step took.
     """
-    files = {name: of for run in runs for name, of in process_files(run)} if places else {}
+    files: dict[object, list[Path]] = (
+        {rank: of for run in runs for rank, of in process_files(run)} if places else {}
+    )
     for label, role, region in places[:MOST_PLACES]:
         origin = origins[label]
         process = f"{origin.host} {origin.pid}"
         spent: dict[int, int] = {}
-        for call in calls_of(files.get(str(origin.rank), ()), around, region, role):
+        for call in calls_of(files.get(origin.rank, ()), around, region, role):
             if call.process == process:
                 length = unrecorded.length(process, call.start, call.end)
                 spent[call.step] = spent.get(call.step, 0) + length

@@ -117,7 +117,7 @@ def _places(
 
     def is_shown(label: str, role: str | None, region: str | None) -> bool:
         part = (role, None) if region is None else (None, region)
-        return part in shown and _name(str(origins[label].rank)) == found.process
+        return part in shown and _name(origins[label].rank) == found.process
 
     places = dict.fromkeys(
         place
@@ -163,7 +163,7 @@ def neighbourhood(
         None: no process has spans of it and of another step, or used the number for several steps.
     """
     recorded = {number for run in runs for number in recorded_steps(run)}
-    for process, files in _processes(runs, [str(rank) for rank in ranks]):
+    for process, files in _processes(runs, ranks):
         of_process = own_windows(files, step, processes)
         times = _steps(of_process, recorded, unrecorded)
         at = next((at for at, each in enumerate(times) if each.step == step), None)
@@ -217,7 +217,7 @@ def _with_regions(
     ]
 
 
-def _processes(runs: Sequence[Path], ranks: Sequence[str]) -> Iterator[tuple[str, list[Path]]]:
+def _processes(runs: Sequence[Path], ranks: Sequence[int | str | None]) -> Iterator[tuple[str, list[Path]]]:
     found = [each for run in runs for each in process_files(run)]
     last = len(ranks)
     found.sort(key=lambda each: (each[0] != DRIVER, ranks.index(each[0]) if each[0] in ranks else last))
@@ -225,8 +225,8 @@ def _processes(runs: Sequence[Path], ranks: Sequence[str]) -> Iterator[tuple[str
         yield _name(name), files
 
 
-def _name(rank: str) -> str:
-    return f"rank {rank}" if rank.isdecimal() else rank
+def _name(rank: int | str | None) -> str:
+    return rank if isinstance(rank, str) else f"rank {rank}"
 
 
 def _steps(windows: Iterable[RunWindow], recorded: set[int], unrecorded: Unrecorded) -> list[StepTime]:

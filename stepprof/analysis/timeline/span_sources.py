@@ -4,7 +4,6 @@ Source per process.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -32,9 +31,8 @@ from stepprof.instrument.attributes import short_name
 from stepprof.run.fields import is_rank
 from stepprof.run.occurrence_spans import Portion, SpanWindow, other_windows, unclear, visits_of
 from stepprof.run.span_lines import span_lines
-from stepprof.run.spans import EVIDENCE
+from stepprof.run.spans import EVIDENCE, named_in, spans_in
 
-_NAME = re.compile(r"rank-(.+)\.(\d{1,18})\.jsonl", re.ASCII)
 _OWN_TRACKS = {"gc": "garbage collections", "stack": "stacks of thread {}"}
 """The tracks of evidence by its kind: it crosses the regions of its thread."""
 _TASKS = "tasks of thread "
@@ -106,13 +104,11 @@ def span_files(folder: Path) -> list[SpanFiles]:
     """
     groups: dict[_Writer, list[tuple[int, Path]]] = {}
     try:
-        found = [(file, _NAME.fullmatch(readable(file.name))) for file in folder.iterdir()]
+        found = spans_in(folder)
     except FileNotFoundError:
         return []
-    for file, match in found:
-        if match is None:
-            continue
-        rank: int | str = int(match[1]) if match[1].isdecimal() and len(match[1]) < 10 else match[1]
+    for file in found:
+        rank, number = named_in(file)
         reported = _Header()
         try:
             with open_plain(file) as lines:
@@ -122,7 +118,7 @@ def span_files(folder: Path) -> list[SpanFiles]:
         rank = reported.rank if is_rank(reported.rank) and reported.rank is not None else rank
         anchor = Anchor.of(reported.anchor)
         writer = (rank, reported.host, reported.pid, reported.boot_id, reported.pid_namespace, anchor)
-        groups.setdefault(writer, []).append((int(match[2]), file))
+        groups.setdefault(writer, []).append((number, file))
     ordered = sorted(
         groups.items(),
         key=lambda group: (isinstance(group[0][0], int), *_natural(group[0][0]), min(group[1])),
