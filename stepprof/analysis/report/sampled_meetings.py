@@ -18,6 +18,9 @@ from stepprof.analysis.report.meetings import Visit, are_comparable, bounds, lea
 
 __all__ = ["SampledWait", "sampled_waits"]
 
+MOST_PAIRS = 200_000
+"""In more calls of a region, each counted for each pair of ranks, they are not looked for."""
+
 
 class SampledWait(NamedTuple):
     """A rank waited in a collective of a region while another one computed."""
@@ -46,7 +49,7 @@ def sampled_waits(
         start, end = bounds(of)
         unmatched = ~np.array([visit.matched for visit in of]).any(axis=0)
         labels = [visit.process.label for visit in of]
-        if not activities.keys() >= {*labels}:
+        if not activities.keys() >= {*labels} or len(labels) ** 2 * start.shape[1] > MOST_PAIRS:
             continue
         for call in np.flatnonzero(unmatched).tolist():
             entered, gone = start[:, call].tolist(), end[:, call]
@@ -89,5 +92,6 @@ def _wait(member: _Member, members: Sequence[_Member], end: int) -> SampledWait 
         return None
     rest = high - until  # the other one was in the collective too, or nearly all of the wait is over
     shown = rest <= 2 * STILL_NS or 2 * last.activity.in_collectives(until, high) >= rest
-    begin, end = member.activity.expected(low), last.activity.expected(until)
-    return SampledWait(max(begin, member.entered), end, last.label) if shown else None
+    begin = max(member.activity.expected(low), member.entered)
+    done = last.activity.expected(until)
+    return SampledWait(begin, done, last.label) if shown and begin < done else None

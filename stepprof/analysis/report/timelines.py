@@ -281,6 +281,8 @@ def _links(
     computing = operating | activity.computing | activity.others
     captured = process.covered() | computing | activity.waiting
     for entered, wait in sampled.items():
+        if len(known.clip(wait.start, wait.end)):
+            continue
         found.met.append(wait)
         since = _worked_until(activity.certain(computing, entered, wait.start), entered, wait.start)
         if since < wait.start and len(activity.device.clip(since, wait.start)):

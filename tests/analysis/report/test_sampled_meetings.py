@@ -52,3 +52,13 @@ def test_where_none_computes_when_the_wait_ends_it_is_for_no_rank(computes: int)
     """Both wait at the end: for a device, or for a third one."""
     blocked = Intervals.one(computes * MS, 1000 * MS)
     assert _found(rank_0=_activity(computes, blocked=blocked), rank_1=_activity(600)) == {}
+
+
+def test_too_many_pairs_are_left_out() -> None:
+    """Of very many ranks and calls, each wait would be compared with each rank."""
+    times = [(call * 1000 * MS, (call * 1000 + 1000) * MS) for call in range(4000)]
+    visits = [Visit(_process(rank), times, [False] * len(times)) for rank in range(8)]
+    activities = {f"rank {rank}": _activity(600 if rank else 990) for rank in range(8)}
+    few = [Visit(each.process, each.times[:10], each.matched[:10]) for each in visits]
+    assert sampled_waits({("actor", ("backward",)): visits}, activities) == {}
+    assert len(sampled_waits({("actor", ("backward",)): few}, activities)) == 7

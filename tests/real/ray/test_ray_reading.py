@@ -132,7 +132,7 @@ def disks(cluster, tmp_path):
     log = (tmp_path / "node.log").open("w")
     node = subprocess.Popen([*namespace, inside], stdout=log, stderr=log, start_new_session=True)
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         while not any("third" in each["Resources"] for each in ray_nodes() if each["Alive"]):
             assert node.poll() is None, (tmp_path / "node.log").read_text()
             assert time.monotonic() < deadline
