@@ -68,7 +68,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         }
         also: list[str] = []
         waited = _waited(ledger, part)
-        maybe = None if waited else _may_have_waited(ledger.facts, part)
+        maybe = None if waited else _others_may_have_waited(ledger.facts, part)
         gain = ledger.facts.graph.gain(without)
         if gain is None or gain < ledger.least * 1e9:
             also = [label for label, time in others.items() if time - middle >= excess / 2]
@@ -124,7 +124,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             advice=SHARE_CPUS
             if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
             else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle, met=not maybe),
-            assumption=None if _waited_perhaps(ledger.facts, part) else _assumption(than, also, others),
+            assumption=None if _may_have_waited(ledger.facts, part) else _assumption(than, also, others),
             without=without,
             also=also,
         )
@@ -213,7 +213,7 @@ def _absorbed(facts: Facts, part: Part) -> int:
     return ((apart - met) & part.when).total
 
 
-def _may_have_waited(facts: Facts, part: Part) -> str | None:
+def _others_may_have_waited(facts: Facts, part: Part) -> str | None:
     """Return what is not known of ranks that left a region together with this one, which entered last."""
     links = [link for each in facts.timelines.values() for link in each.maybe if link[2] == part.process]
     if not any(len(part.when.clip(start, end)) for start, end, _ in links):
@@ -221,13 +221,14 @@ def _may_have_waited(facts: Facts, part: Part) -> str | None:
     return "whether another rank waited for it is not known"
 
 
-def _waited_perhaps(facts: Facts, part: Part) -> bool:
-    """Return whether the rank may have waited in one of its visits of a region: what it worked in which of them is not known."""
+def _may_have_waited(facts: Facts, part: Part) -> bool:
+    """Return whether the rank may have waited in a visit of the region: then it is not known how its work is spread over the visits."""
     maybe = Intervals.of(link[:2] for link in facts.timelines[part.process].maybe)
     return len(maybe & facts.inside(part.process, part).when) > 0
 
 
 def _assumption(than: str, also: Sequence[str], others: Collection[str]) -> str:
+    """Return what would be so in the step that the gain is about."""
     if not others:
         return "no rank spends this time"
     return ("the ranks take" if also else "the rank takes") + f" as long as {than}"

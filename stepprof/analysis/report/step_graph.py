@@ -186,7 +186,7 @@ class StepGraph:
     def changed_waits(self) -> dict[str, list[tuple[int, int]]]:
         """Return by how much longer each wait would be without recording, as (end, nanoseconds), by process.
 
-        Where that depends on possible waits, it is the least of what may be.
+        Where that depends on possible waits, it is the smallest change that may be true.
         """
         changes = self._changes()
         others = changes if self._other is None else self._other._changes()

@@ -278,13 +278,15 @@ def _links(
         link for link in waiting.links if 2 * operating.clip(*link[:2]).total < link[1] - link[0]
     )
     known = Intervals.of((start, end) for start, end, _ in waiting.links)
-    computing = operating | activity.computing | activity.others
+    busy = operating | activity.others
+    computing = busy | activity.computing
     captured = process.covered() | computing | activity.waiting
     for entered, wait in sampled.items():
         if len(known.clip(wait.start, wait.end)):
             continue
         found.met.append(wait)
-        since = _worked_until(activity.certain(computing, entered, wait.start), entered, wait.start)
+        worked = busy | activity.certain(activity.computing, entered, wait.start)
+        since = _worked_until(worked, entered, wait.start)
         if since < wait.start and len(activity.device.clip(since, wait.start)):
             found.maybe.append((since, wait.end, wait.last))
     for start, end, gone, until, label, together, met in ends:
@@ -299,7 +301,7 @@ def _links(
         other = activities.get(label, Activity())
         began = _call_at(communicating, end)
         # it waited in the call, and worked before
-        worked = operating | activity.certain(computing, start, end)
+        worked = busy | activity.certain(activity.computing, start, end)
         since = _worked_until(worked, start, end) if began is None else max(start, began)
         # if the last one goes on to wait too, and in no collective, all may have waited for something else
         others = other.blocked.clip(end, gone).total

@@ -185,7 +185,8 @@ def _settle(
 
 def _windows(given: int | str | None, options: NsysOptions, counted: int | None) -> int | None:
     """Return the number of windows: as given, as configured, or as counted; None if unknown."""
-    if given not in (None, ANY) and (isinstance(given, bool | str) or given < 1):
+    is_number = isinstance(given, int) and not isinstance(given, bool) and given > 0
+    if given is not None and given != ANY and not is_number:
         raise ConfigError.at("windows", given, f'expected a number of windows, or "{ANY}"; did you mean 1?')
     wanted = options.windows if given is None else given
     if wanted is None:

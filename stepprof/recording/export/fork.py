@@ -50,8 +50,8 @@ def signals_held() -> Iterator[set[int]]:
     """Block every signal of this thread until the block ends: right after the fork it would run the
     parent's handler in the child. Yield the mask to restore.
 
-    Another thread may receive a signal meanwhile. Its handler then runs in a hook of `os.register_at_fork`, where Python drops what it raises:
-    the end of the block raises it.
+    Another thread may still receive a signal. If its handler then runs in a hook of `os.register_at_fork`, Python drops what the handler raises;
+    the end of this block raises it instead.
     """
     before = {int(number) for number in signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())}
     dropped: list[BaseException] = []

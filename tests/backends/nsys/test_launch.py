@@ -226,6 +226,10 @@ class TestCommand:
                 'backend = "torch": this process records nothing with nsys; did you mean "nsys"?',
             ),
             (
+                lambda: nsys_command(NSYS, windows=2.5),
+                'windows = 2.5: expected a number of windows, or "any"; did you mean 1?',
+            ),
+            (
                 lambda: nsys_command(NSYS, windows=0),
                 'windows = 0: expected a number of windows, or "any"; did you mean 1?',
             ),
