@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 
 from stepprof.redaction.messages import quoted
-from stepprof.redaction.secret_places import MASK, is_secret, without_keys
+from stepprof.redaction.secret_places import MASK, is_secret, is_secret_variable, without_keys
 
 MOST_ARGUMENTS = 300
 LONGEST = 400
@@ -16,8 +16,6 @@ MOST_CHARACTERS = 8000
 """The limit for all arguments."""
 SHORTEST_SECRET = 8
 """Shorter values of environment variables are not searched for."""
-FOLDERS = ("PWD", "OLDPWD")
-"""Environment variables that look like passwords by their names, but hold folders."""
 
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _PAIR = re.compile(r"([+~]{0,2}-{0,2}[\w./@-]{1,200}?)=(.*)", re.DOTALL)
@@ -49,7 +47,7 @@ def command_line(arguments: Sequence[str], environ: Mapping[str, str]) -> list[s
     known = [
         value
         for name, value in environ.items()
-        if name not in FOLDERS and is_secret(name, value) and len(value) >= SHORTEST_SECRET
+        if is_secret_variable(name, value) and len(value) >= SHORTEST_SECRET
     ]
     shown: list[str] = []
     for argument in _masked(arguments):

@@ -16,6 +16,10 @@ _ALWAYS = re.compile(
 )
 _OFTEN = re.compile(r"(?<![a-z])(?:api|access|private|auth|account)?key(?![a-z])|token(?!s(?![a-z])|iz)|(?<![a-z])(?:auth|pass|sig|signature|dsn|webhook)(?![a-z])", re.IGNORECASE)  # fmt: skip
 """Parts of names of secrets that other names have too: `max_token_len=16384`, `shuffle_key=true`."""
+_FILE = re.compile(r"[_.-](?:sock|socket|file|dir)$", re.IGNORECASE)
+"""The end of the name of a path, such as `SSH_AUTH_SOCK`."""
+_FOLDERS = ("PWD", "OLDPWD")
+"""Environment variables that look like passwords by their names, but hold folders."""
 _PLAIN = re.compile(r"[+-]?\d{0,7}(?:\.\d*)?(?:e[+-]?\d+)?|true|false|none|null", re.IGNORECASE)
 _SHAPES = re.compile(
     r"(?<![\w-])(?:sk-[\w-]{16,}|hf_\w{16,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|AKIA\w{12,}"
@@ -94,6 +98,17 @@ def is_secret(name: str, value: str) -> bool:
     >>> is_secret("--pass", "abc"), is_secret("max_token_len", "4096")
     (True, False)
     """
+    if _FILE.search(name):
+        return False
     if _ALWAYS.search(name):
         return True
     return bool(_OFTEN.search(name)) and not _PLAIN.fullmatch(value)
+
+
+def is_secret_variable(name: str, value: str) -> bool:
+    """Return whether the value of an environment variable is a secret by its name.
+
+    >>> is_secret_variable("DB_PASS", "abc"), is_secret_variable("PWD", "/root")
+    (True, False)
+    """
+    return name not in _FOLDERS and is_secret(name, value)

@@ -561,6 +561,23 @@ class TestFollowKeys:
         with pytest.raises(ConfigError, match="upload"):
             stepprof.init({**config, "upload": "s4://b"})
 
+    def test_secrets_of_the_command_are_masked(self, tmp_path):
+        """The arguments of `on_complete` are in run.json without the secrets among them."""
+        command = [
+            "notify",
+            "--token",
+            "abc-1",
+            "password=abc-2",
+            "https://me:abc-3@host/x?sig=abc-4",
+            "-cabc",
+        ]
+        stepprof.init({"output_dir": str(tmp_path), "steps": "1", "backend": "null", "on_complete": command})
+        stepprof.shutdown()
+        (path,) = tmp_path.glob("*/run.json")
+        shown = json.loads(path.read_text())["config"]["on_complete"]
+        assert shown == ["notify", "--token", "…", "password=…", "https://…@host/x?sig=…", "-cabc"]
+        assert not [each for each in tmp_path.rglob("*") if each.is_file() and b"abc-" in each.read_bytes()]
+
 
 @pytest.mark.torch
 class TestPermissions:

@@ -16,10 +16,14 @@ class TestIsSecret:
         assert is_secret(name, "abc")
 
     @pytest.mark.parametrize(
-        "name", ["passes", "bypass", "signal", "design", "max_tokens", "monkey", "n_pass"]
+        "name",
+        [
+            *("passes", "bypass", "signal", "design", "max_tokens", "monkey", "n_pass"),
+            *("SSH_AUTH_SOCK", "--key-file", "secrets.dir"),
+        ],
     )
     def test_names_of_other_things(self, name):
-        """Names that only contain such a word, and numbers, are no secrets."""
+        """Names that only contain such a word, numbers, and names of files are no secrets."""
         assert not is_secret(name, "3")
 
 

@@ -234,29 +234,29 @@ class Report(Export):
 
     def _move(self, path: Path) -> Artifact:
         """Move the report to its step: rename it to claim it, move it across file systems if necessary,
-        and give it its name. If that fails, it stays in its place.
+        and give it its name. If that fails or is interrupted, the report stays in its place.
         """
         folder = self._capture.folder
         final = folder / f"{self._capture.stem}{SUFFIX}"
-        taken = path.with_name(f".{path.name}.{os.getpid()}.taken")
+        taken = path.with_name(f".{path.name}.{os.getpid()}-{id(self):x}.taken")
         hidden = temporary(final)
         try:
-            path.rename(taken)
-        except FileNotFoundError as error:
-            raise ReportLost(f"another process of the same nsys session has taken {path}") from error
-        except ours(OSError) as error:
-            raise self._stays(path, final, error) from error
-        try:
+            try:
+                path.rename(taken)
+            except FileNotFoundError as error:
+                raise ReportLost(f"another process of the same nsys session has taken {path}") from error
             shutil.move(taken, hidden)
             size = hidden.stat().st_size
             final = publish(hidden, final)
-        except ours(OSError) as error:
+        except BaseException as error:
             with ignored(OSError):
                 if not taken.exists():
                     shutil.move(hidden, taken)
                 taken.rename(path)
                 hidden.unlink(missing_ok=True)
-            raise self._stays(path, final, error) from error
+            if isinstance(error, ours(OSError)):
+                raise self._stays(path, final, error) from error
+            raise
         return Artifact(path=final.relative_to(folder).as_posix(), kind=KIND, bytes=size, events=None)
 
     @staticmethod

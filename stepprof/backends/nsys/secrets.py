@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from stepprof.backends.nsys.process import Launch
 from stepprof.config.options.nsys import NsysOptions
 from stepprof.log import logger
-from stepprof.redaction.secret_places import is_secret, without_keys
+from stepprof.redaction.secret_places import is_secret_variable, without_keys
 
 _logged: set[tuple[str, ...]] = set()
 
@@ -23,7 +23,7 @@ def secrets(environ: Mapping[str, str]) -> list[str]:
     return sorted(
         name
         for name, value in environ.items()
-        if value and (is_secret(name, value) or without_keys(value) != value)
+        if value and (is_secret_variable(name, value) or without_keys(value) != value)
     )
 
 

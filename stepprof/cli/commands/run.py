@@ -115,7 +115,10 @@ def environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
         )
     job["STEPPROF_AUTOLOAD"] = "1"
     folder = str(Path(bootstrap.__file__).parent)
-    rest = [each for each in job.get("PYTHONPATH", "").split(os.pathsep) if each and each != folder]
+    given = job.get(
+        "PYTHONPATH"
+    )  # an empty entry of it is the working directory; if it is empty, it has none
+    rest = [each for each in given.split(os.pathsep) if each != folder] if given else []
     job["PYTHONPATH"] = os.pathsep.join([folder, *rest])
     return job
 

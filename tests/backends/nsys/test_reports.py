@@ -25,7 +25,13 @@ from stepprof.backends.nsys.reports import Report, ReportLost, ranges
 from stepprof.backends.nsys.secrets import secrets
 from stepprof.cli.main import main
 from stepprof.config.options.nsys import NsysOptions
+from stepprof.host.atomic_files import temporary
 from stepprof.run.model import Capture, Window
+
+
+class Interrupted(BaseException):
+    """An exception that another thread, or a signal handler, raises in this one."""
+
 
 JOB = """
 import json, os, sys, time
@@ -516,6 +522,43 @@ class TestReport:
         assert (place / "step" / artifact.path).read_bytes() == b"report"
         assert list(other.iterdir()) == []
 
+    def test_an_interrupted_move(self, place):
+        """If the thread is interrupted while it moves the report, at whatever line, the report is in its place or in
+        the step, and the exception is raised.
+        """
+        making, files = report(place), ("reports.py", "shutil.py", "atomic_files.py")
+        temporary(place)  # what it remembers is read before
+        for number in range(1000):
+            path = written(place)
+            lines = 0
+
+            def look(frame, event, argument, number=number):
+                nonlocal lines
+                if event == "line" and Path(frame.f_code.co_filename).name in files:
+                    lines += 1
+                    if lines == number + 1:
+                        raise Interrupted
+                return look
+
+            before = sys.gettrace()
+            sys.settrace(look)
+            try:
+                making._move(path)
+                break
+            except Interrupted:
+                pass
+            finally:
+                sys.settrace(before)
+            moved = list((place / "step" / "actor").glob("*.nsys-rep"))
+            assert path.exists() or moved, number
+            assert [each.read_bytes() for each in moved] in ([], [b"report"])
+            assert set(path.parent.iterdir()) <= {path}, number
+            for each in moved:
+                each.unlink()
+        assert lines < number + 1
+        assert number > 10
+        assert [each.name for each in (place / "step" / "actor").iterdir()] == ["rank-0.nsys-rep"]
+
     def test_captures_of_one_name_overwrite_no_file(self, place):
         """The second report of the same name gets a number, so that no file is overwritten."""
         written(place)
@@ -566,6 +609,9 @@ class TestLaunch:
             "AWS_ACCESS_KEY_ID": "a",
             "GITHUB_PAT": f"github_pat_{'b' * 20}",
             "KEYBOARD": "us",
+            "SSH_AUTH_SOCK": "/tmp/agent.7",
+            "AWS_WEB_IDENTITY_TOKEN_FILE": "/var/run/token",
+            "PWD": "/home/me",
             "PATH": "/bin",
         }
         assert secrets(environ) == [

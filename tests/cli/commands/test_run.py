@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from fake_framework import write
 
+import stepprof.integrations.bootstrap
+
+BOOTSTRAP = str(Path(stepprof.integrations.bootstrap.__file__).parent)
 JOB = """
 import os, subprocess, sys
 from stepprof.integrations.activation import register
@@ -72,6 +75,24 @@ class TestRun:
         )
         done = run(tmp_path, "--steps", "2", sys.executable, "job.py")
         assert done.stdout.split() == ["True"] * 3, done.stderr
+
+    @pytest.mark.parametrize("given", [None, "", "a", ":a", "a:"])
+    def test_the_path_has_no_empty_entry_of_ours(self, tmp_path, given) -> None:
+        """The job searches the folders that it searches without `stepprof run`, after ours. An empty entry of
+        PYTHONPATH would be the working directory: there is one only if the job has it.
+        """
+        environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environ |= {} if given is None else {"PYTHONPATH": given}
+        look = [sys.executable, str(tmp_path / "look.py")]
+        Path(look[1]).write_text(
+            "import json, os, sys; print(json.dumps([sys.path, os.environ.get('PYTHONPATH')]))"
+        )
+        plain, ours = (
+            json.loads(subprocess.check_output(command, cwd=tmp_path, env=environ, timeout=100))
+            for command in (look, [sys.executable, "-m", "stepprof", "run", "--", *look])
+        )
+        assert ours[1] == (f"{BOOTSTRAP}:{given}" if given else BOOTSTRAP)
+        assert [each for each in ours[0] if each != BOOTSTRAP] == plain[0]
 
     def test_a_tool_whose_sitecustomize_hides_ours(self, tmp_path) -> None:
         """A tool may put a `sitecustomize` first that does not run the one behind it, as

@@ -18,15 +18,15 @@ from stepprof.run.manifest import read_step
 pytestmark = pytest.mark.ray
 
 JOB = """
-import ray
+import json, ray
 ray.init(address="local", num_cpus=1, include_dashboard=False, log_to_driver=False)
 
 @ray.remote
 def look():
-    import sys
-    return "stepprof_autoload" in sys.modules
+    import os, sys
+    return ["stepprof_autoload" in sys.modules, "" in sys.path, os.environ["PYTHONPATH"].split(os.pathsep)]
 
-print(ray.get(look.remote()))
+print(json.dumps(ray.get(look.remote())))
 """
 
 
@@ -78,9 +78,14 @@ def run(folder: Path, script: str, *arguments: str, **variables: str) -> subproc
 
 class TestRay:
     def test_a_worker_has_the_adapters(self, tmp_path: Path) -> None:
-        """A worker inherits the path and the variables, so that the adapters are loaded."""
-        done = run(tmp_path, JOB)
-        assert done.stdout.split()[-1:] == ["True"], done.stderr
+        """A worker inherits the path and the variables, so that the adapters are loaded. Its path has no empty
+        entry, which would be a working directory before the standard library.
+        """
+        done = run(tmp_path, JOB, PYTHONPATH="")
+        adapters, has_empty, path = json.loads(done.stdout.splitlines()[-1])
+        assert adapters, done.stderr
+        assert not has_empty
+        assert all(path), path
 
 
 class TestRunningCluster:
