@@ -20,7 +20,7 @@ from stepprof.run.manifest import read_step
 
 __all__ = ["measure_reporting"]
 
-ANALYSERS = ("hta", "tensorboard", "rl_insight")
+ANALYSERS = ("hta", "tensorboard", "rl_insight", "tracelens")
 GROUP = "analyse two CUDA-shaped traces of {megabytes:.0f} MB together"
 SIZES = (5_000, 30_000, 100_000)
 SHARE = 0.25

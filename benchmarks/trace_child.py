@@ -171,8 +171,26 @@ def rl_insight(given: dict[str, Any]) -> Work:
     return work
 
 
+def tracelens(given: dict[str, Any]) -> Work:
+    """Prepare TraceLens' performance report of each file, written as CSV. It reads GPU traces only."""
+    warnings.simplefilter("ignore")
+    from TraceLens.Reporting.generate_perf_report_pytorch import generate_perf_report_pytorch
+
+    logging.disable(logging.CRITICAL)
+
+    def work() -> object:
+        sheets = 0
+        for file in given["files"]:
+            with tempfile.TemporaryDirectory() as folder:
+                sheets += len(generate_perf_report_pytorch(file, output_csvs_dir=folder))
+        return sheets
+
+    return work
+
+
 SUBJECTS = {
-    each.__name__: each for each in (decode, merge, report, sglang, viztracer, hta, tensorboard, rl_insight)
+    each.__name__: each
+    for each in (decode, merge, report, sglang, viztracer, hta, tensorboard, rl_insight, tracelens)
 }
 
 

@@ -21,6 +21,7 @@ __all__ = ["CHILD", "PEERS", "Done", "Peer", "interpreter", "measure"]
 CHILD = Path(__file__).with_name("trace_child.py")
 VARIABLE = "STEPPROF_BENCH_PEERS"
 RL_INSIGHT = "https://github.com/verl-project/rl-insight at 5251bfa"
+TRACELENS = "https://github.com/AMD-AGI/TraceLens at 171dd747"
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,11 @@ class Peer:
     requirements: tuple[str, ...]
     options: tuple[str, ...] = ()
     source: str | None = None
-    """A checkout that must be in the folder, because no package index has it."""
+    """The folder of a checkout, because no package index has it."""
+    checkout: str = ""
+    """The repository and the commit of that."""
+    is_package: bool = False
+    """Whether the checkout is installed; otherwise the subject gets its path."""
 
 
 PEERS = {
@@ -39,7 +44,10 @@ PEERS = {
     "viztracer": Peer("viztracer --combine", ("viztracer==1.1.1",)),
     "hta": Peer("HolisticTraceAnalysis", ("HolisticTraceAnalysis==0.5.0", "pandas<3")),
     "tensorboard": Peer("torch-tb-profiler", ("torch-tb-profiler==0.4.3", "pandas<3")),
-    "rl_insight": Peer("rl-insight's torch parser", ("pandas<3", "plotly"), source="rl-insight-source"),
+    "rl_insight": Peer(
+        "rl-insight's torch parser", ("pandas<3", "plotly"), source="rl-insight-source", checkout=RL_INSIGHT
+    ),
+    "tracelens": Peer("TraceLens", (), source="tracelens-source", checkout=TRACELENS, is_package=True),
 }
 
 
@@ -62,9 +70,9 @@ def interpreter(subject: str) -> tuple[str | None, str]:
     python = Path(folder, subject, "Scripts" if os.name == "nt" else "bin", "python")
     if not python.exists():
         return None, f"not in {folder}"
-    source = PEERS[subject].source
-    if source is not None and not Path(folder, source).is_dir():
-        return None, f"a checkout of {RL_INSIGHT} is not in {folder}/{source}; its packages carry no parser"
+    peer = PEERS[subject]
+    if peer.source is not None and not Path(folder, peer.source).is_dir():
+        return None, f"a checkout of {peer.checkout} is not in {folder}/{peer.source}"
     return str(python), ""
 
 
@@ -119,12 +127,16 @@ def make(folder: Path) -> None:
         path = folder / subject
         venv.create(path, with_pip=True)
         python = path / ("Scripts" if os.name == "nt" else "bin") / "python"
-        subprocess.run(
-            [str(python), "-m", "pip", "install", "--quiet", *peer.options, *peer.requirements], check=True
-        )
+        source = None if peer.source is None else folder / peer.source
+        is_there = source is not None and source.exists()
+        wanted = [*peer.requirements, *([str(source)] if peer.is_package and is_there else [])]
+        if wanted:
+            subprocess.run(
+                [str(python), "-m", "pip", "install", "--quiet", *peer.options, *wanted], check=True
+            )
         print(f"{peer.name}: {path}")
-        if peer.source is not None and not (folder / peer.source).exists():
-            print(f"  and check out {RL_INSIGHT} as {folder / peer.source}")
+        if source is not None and not is_there:
+            print(f"  and check out {peer.checkout} as {source}{', then run this again' * peer.is_package}")
 
 
 if __name__ == "__main__":

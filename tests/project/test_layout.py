@@ -35,7 +35,7 @@ TESTED_THROUGH = {
     "analysis/timeline/test_find.py": "analysis/timeline/file_names analysis/timeline/occurrence analysis/timeline/source_selection",
     "analysis/timeline/test_kineto.py": "analysis/timeline/counters analysis/timeline/event_kinds analysis/timeline/event_pairs analysis/timeline/npu analysis/timeline/tracks",
     "analysis/timeline/test_merge.py": "analysis/timeline/ray_workers",
-    "analysis/report/test_traces_of_others.py": "analysis/timeline/recording_options",
+    "analysis/report/test_traces_of_others.py": "analysis/report/marked analysis/timeline/recording_options",
     "analysis/timeline/test_perfetto.py": "analysis/timeline/lanes analysis/timeline/ordering",
     "analysis/timeline/test_raw.py": "analysis/timeline/header analysis/timeline/salvage",
     "analysis/timeline/test_span_sources.py": "run/occurrence_spans",

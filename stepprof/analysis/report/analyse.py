@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,11 @@ from stepprof.analysis.report.captures import last_captures
 from stepprof.analysis.report.clock_placement import estimated, moved_alignment, place, rank_job
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import Digest, digest
+from stepprof.analysis.report.marked import marked_lengths, marked_step, of_marked_steps
 from stepprof.analysis.report.process_groups import Communication
 from stepprof.analysis.report.processes import measurable
-from stepprof.analysis.report.schema import Finding, Job, MarkedLength, Problem, Report
+from stepprof.analysis.report.schema import Job, Problem, Report
 from stepprof.analysis.report.wording import names
-from stepprof.analysis.report.wording import seconds as seconds_text
 from stepprof.analysis.timeline.clocks import never_compared
 from stepprof.analysis.timeline.correlations import Numbered, lacks_arrows, with_launches
 from stepprof.analysis.timeline.cutting import cut
@@ -33,10 +34,10 @@ from stepprof.analysis.timeline.file_names import shortened
 from stepprof.analysis.timeline.find import Found, Input
 from stepprof.analysis.timeline.load import LAUNCHES, load
 from stepprof.analysis.timeline.manifest_sources import windows_edges
-from stepprof.analysis.timeline.profiler_steps import MarkedStep, cut_to_step, marked_steps, median_step
+from stepprof.analysis.timeline.model import Alignment
+from stepprof.analysis.timeline.profiler_steps import cut_to_step, marked_steps, median_step
 from stepprof.analysis.timeline.workers import Failed, each_in_worker
-from stepprof.errors import ConfigError, StepprofError
-from stepprof.formatting import ranges
+from stepprof.errors import StepprofError
 from stepprof.host.plain_files import resolved
 from stepprof.run.evidence import read_evidence
 from stepprof.run.fields import LONGEST_NAME
@@ -72,6 +73,8 @@ def analyse(
     tasks = tasks_of(found, assume)
     each = each_in_worker if cluster is None else cluster.each
     results = list(each(digest_input, tasks, sizes=sizes, workers=workers, progress=progress))
+    found, kept = _last_captures(found, results)
+    results, tasks, sizes = (list(compress(every, kept)) for every in (results, tasks, sizes))
     chosen = marked_step(found, [each for each in results if isinstance(each, Digest)])
     if chosen is None:
         return report_of(found, results)
@@ -88,23 +91,23 @@ def analyse(
     return report_of(dataclasses.replace(found, step=chosen), results)
 
 
-def marked_step(found: Found, digests: Sequence[Digest]) -> int | None:
-    """Return which of the steps that torch's profiler marked the report is about: the one of median length; None: none is marked.
+def _last_captures(found: Found, results: Sequence[Digest | Failed]) -> tuple[Found, list[bool]]:
+    """Return the sources of one capture of each process with a note about the others, and which sources these are.
 
     Raises:
         ConfigError: no trace has the selected step.
     """
-    longest: dict[int, MarkedStep] = {}
-    for step in (step for made in digests for step in made.marked):
-        if step.number not in longest or step.length > longest[step.number].length:
-            longest[step.number] = step
-    wanted = next((each.marked_step for each in found.inputs if each.marked_step is not None), None)
-    if wanted is None:
-        return median_step(list(longest.values())) if longest else None
-    if wanted not in longest:
-        there = f"it has {ranges(sorted(longest))}" if longest else "torch's profiler marked none in it"
-        raise ConfigError.at("--step", wanted, f"no such step is in the trace: {there}")
-    return wanted
+    digests = [
+        each if isinstance(each, Digest) else _without(wanted, each)
+        for wanted, each in zip(found.inputs, results, strict=True)
+    ]
+    selected = next((each.marked_step for each in found.inputs if each.marked_step is not None), None)
+    if selected is not None:
+        marked_step(found, digests)
+    kept, note = last_captures(digests, selected)
+    notes = [] if note is None else [(None, note)]
+    inputs = list(compress(found.inputs, kept))
+    return dataclasses.replace(found, inputs=inputs, findings=[*found.findings, *notes]), kept
 
 
 def tasks_of(found: Found, assume: Mapping[str, int] | None = None) -> list[Task]:
@@ -127,8 +130,8 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         result if isinstance(result, Digest) else _without(wanted, result)
         for wanted, result in zip(found.inputs, results, strict=True)
     ]
-    kept, captures = last_captures(digests)
-    digests = [each for each, stays in zip(digests, kept, strict=True) if stays]
+    if len(digests) == 1 and _is_of_unknown_host(digests[0]):  # no other clock to compare with
+        digests = [msgspec.structs.replace(digests[0], alignment=Alignment("reference"))]
     origins = shortened([each.origin for each in digests])  # the ones left out had the same names
     digests = [
         msgspec.structs.replace(each, origin=origin) for each, origin in zip(digests, origins, strict=True)
@@ -151,7 +154,7 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         manifests=found.manifests,
         problems=[
             *(Problem(source, problem) for source, problem in found.findings),
-            *(Problem(None, problem) for problem in (*problems, *filter(None, [captures]))),
+            *(Problem(None, problem) for problem in problems),
         ],
         placed=placed,
         evidence=[] if step is None else [each for run in runs for each in read_evidence(run, step)],
@@ -164,9 +167,9 @@ def report_of(found: Found, results: Sequence[Digest | Failed]) -> Report:
         occurrence=found.occurrence,
         occurrences=found.occurrences,
         job=job_of(runs),
-        marked=_marked_lengths(digests),
+        marked=marked_lengths(digests),
         recording=_cost(found),
-        findings=[*report.findings[:1], *_marked(digests), *report.findings[1:]],
+        findings=[*report.findings[:1], *of_marked_steps(digests), *report.findings[1:]],
     )
 
 
@@ -201,7 +204,7 @@ def _never_compared(groups: Sequence[Sequence[str]]) -> str:
         each = "each group"
     return (
         f"the clocks of {which} were never compared with each other, and their hosts are unknown: {each} is placed by its own "
-        "wall clock, with an unknown error; --one-clock says that they are of one machine"
+        "clock, with an unknown error; --one-clock says that they are of one machine"
     )
 
 
@@ -265,10 +268,18 @@ def digest_input(
         assume: as `load` takes it.
     """
     keep = True if wanted.origin.kind == "spans" else Communication()
-    source = load(wanted, args=keep, assume=assume, flows=LAUNCHES, evidence=False, lines=True)
+    source = load(wanted, args=keep, assume=assume, flows=LAUNCHES, evidence=False, lines=True, apart=True)
     if wanted.origin.kind == "trace" and lacks_arrows(source):
         source = with_launches(
-            load(wanted, args=Numbered(keep), assume=assume, flows=LAUNCHES, evidence=False, lines=True)
+            load(
+                wanted,
+                args=Numbered(keep),
+                assume=assume,
+                flows=LAUNCHES,
+                evidence=False,
+                lines=True,
+                apart=True,
+            )
         )
     marked = marked_steps(source) if wanted.origin.kind == "trace" else []
     number = wanted.marked_step
@@ -287,30 +298,6 @@ def digest_input(
         marked_step=None if at is None else number,
         end=made.end if at is None or made.end is None else max(made.end, at.end),
     )
-
-
-def _marked_lengths(digests: Sequence[Digest]) -> list[MarkedLength]:
-    longest: dict[int, int] = {}
-    for step in (step for made in digests for step in made.marked):
-        longest[step.number] = max(step.length, longest.get(step.number, 0))
-    return [MarkedLength(number, length / 1e9) for number, length in sorted(longest.items())]
-
-
-def _marked(digests: Sequence[Digest]) -> list[Finding]:
-    """Return how many steps the traces have, and which one the report is about."""
-    of = [made for made in digests if made.marked_step is not None and len(made.marked) > 1]
-    if not of:
-        return []
-    steps = max((made.marked for made in of), key=len)
-    this = of[0].marked_step
-    slowest = max(steps, key=lambda step: step.length)
-    median = next(step for step in steps if step.number == median_step(steps))
-    middle = "" if len(steps) < 3 else f"the median is {seconds_text(median.length / 1e9)}, "
-    text = (
-        f"torch's profiler marked {len(steps)} steps ({ranges(sorted(step.number for step in steps))}): this is step {this}; "
-        f"{middle}the slowest is step {slowest.number} with {seconds_text(slowest.length / 1e9)}"
-    )
-    return [Finding(text, "steps", advice=f"`--step {slowest.number}` reports on the slowest one")]
 
 
 def _cost(found: Found) -> RecordingCost | None:

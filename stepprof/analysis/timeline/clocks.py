@@ -262,7 +262,7 @@ def never_compared(origin: Origin, alignment: Alignment) -> list[str]:
         return []
     where = f"on its host {origin.host}" if origin.host else "on its host, which is unknown,"
     return [
-        f"its clock {where} was never compared with the common clock: placed by its own wall clock, with an unknown error"
+        f"its clock {where} was never compared with the common clock: placed by its own clock, with an unknown error"
     ]
 
 
@@ -303,7 +303,7 @@ _PHRASES = {
     "shared": "{sources} on one clock, because their collectives end together{within}",
     "collectives": "{hosts} placed by {its} matched collectives{within}",
     "assumed": "{count} placed by --assume-offset",
-    "unmeasured": "{count} by clocks that were never compared, their own wall clocks, with an unknown error",
+    "unmeasured": "{count} by clocks that were never compared, their own clocks, with an unknown error",
 }
 
 

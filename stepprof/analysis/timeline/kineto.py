@@ -53,6 +53,7 @@ def read(
     args: bool | Keep,
     base_ns: int | None = None,
     flows: bool | Collection[str] = True,
+    unanchored: Alignment | None = None,
 ) -> Source:
     """Read a trace.
 
@@ -63,6 +64,7 @@ def read(
         args: whether to keep the arguments of slices and instants, or a function that selects them.
         base_ns: the Unix time that its times are relative to, for a file that does not state it.
         flows: whether to read its arrows, or the categories of those to read.
+        unanchored: alignment of a file whose times are relative to an unknown one; None: it is refused.
 
     Returns:
         The source; without events and with a finding if the zero of its times is not known.
@@ -77,7 +79,7 @@ def read(
             taken, held = total, reader.held
         elif reader.held < held + limit // 16:  # the file has the names of threads after their events
             reader.name(batch)
-    source = reader.source(origin, alignment, raw.header, raw.findings, base_ns)
+    source = reader.source(origin, alignment, raw.header, raw.findings, base_ns, unanchored=unanchored)
     source.whole = raw.whole and taken == total
     source.sound = raw.whole and not raw.findings and not reader.untimed
     if taken < total:
@@ -243,6 +245,8 @@ class _Reader:
         header: dict[str, object],
         findings: Sequence[str],
         base_ns: int | None,
+        *,
+        unanchored: Alignment | None = None,
     ) -> Source:
         """Build the source on the common clock."""
         self.pairs.finish()
@@ -252,6 +256,8 @@ class _Reader:
             base = base_ns
             if base or alignment.method != "reference":  # a source alone is by its own clock
                 alignment = Alignment("assumed", 0, None)
+        if base is None and unanchored is not None:
+            base, alignment = 0, unanchored
         refused = base is None
         shift = (base or 0) - alignment.offset_ns
         slices = self.slices.built(shift)

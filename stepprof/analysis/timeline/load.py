@@ -32,6 +32,7 @@ def load(
     flows: bool | Collection[str] = True,
     evidence: bool = True,
     lines: bool = False,
+    apart: bool = False,
 ) -> Source:
     """Read one input, and place it on the common clock.
 
@@ -43,6 +44,7 @@ def load(
         flows: whether to read the arrows of a trace, or the categories of those to read.
         evidence: whether to read the garbage collections and stacks of a span file.
         lines: whether to read a trace by its lines where possible, without a check of the arguments.
+        apart: whether a trace that stepprof did not record, with times that are relative to an unknown one is read on a clock of its own, and not refused.
 
     Returns:
         The source. For a file that cannot be read it has no events and a finding; nothing is raised.
@@ -74,7 +76,11 @@ def load(
             stream = DatabaseStream(path, limits)
         base = assume.get(ALL, 0 if wanted.alone else None) if named is None else named
         by_wall = replace(alignment, offset_ns=alignment.offset_ns + wanted.wall_ahead_ns)
-        source = read(stream, wanted.origin, by_wall, args=args, base_ns=base, flows=flows)
+        own, is_foreign = Alignment("unmeasured", 0, None, wanted.origin.path), wanted.origin.kind == "trace"
+        unanchored = own if apart and is_foreign and base is None and alignment.method != "assumed" else None
+        source = read(
+            stream, wanted.origin, by_wall, args=args, base_ns=base, flows=flows, unanchored=unanchored
+        )
         source.alignment = replace(
             source.alignment, offset_ns=source.alignment.offset_ns - wanted.wall_ahead_ns
         )

@@ -108,7 +108,7 @@ class Alignment:
 
     ``reference`` (its clock is the common one), ``same-host``, ``kernel`` (another wall clock of one
     machine, compared by the kernel's clock), ``ping-pong``, ``calls`` (by the calls that an engine was started and stopped with), ``collectives`` (estimated from matched collectives), ``shared`` (of an unknown host; collectives end together with those of another source), ``assumed`` (given on the command line),
-    ``unmeasured`` (never compared: placed by its own wall clock).
+    ``unmeasured`` (never compared: placed by its own clock).
     """
     offset_ns: int = 0
     error_ns: int | None = 0

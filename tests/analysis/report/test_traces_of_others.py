@@ -1023,7 +1023,7 @@ class TestFiles:
         (problem,) = report["problems"]
         assert problem["problem"] == (
             "the clocks of 2 groups of sources (rank 0 and rank 2; rank 1 and rank 3) were never compared with each other, and their "
-            "hosts are unknown: each group is placed by its own wall clock, with an unknown error; --one-clock says that they are of "
+            "hosts are unknown: each group is placed by its own clock, with an unknown error; --one-clock says that they are of "
             "one machine"
         )
         assert report["clock"] == (

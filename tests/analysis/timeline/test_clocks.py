@@ -252,7 +252,7 @@ class TestSentences:
         ]
         assert describe(alignments) == (
             "1 source by the clock of one host; 2 compared by ping-pong, error at most 0.25 ms; 1 placed by --assume-offset; "
-            "1 by clocks that were never compared, their own wall clocks, with an unknown error"
+            "1 by clocks that were never compared, their own clocks, with an unknown error"
         )
         assert describe([]) == "no source is placed"
 
