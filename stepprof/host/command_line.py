@@ -20,7 +20,7 @@ SHORTEST_SECRET = 8
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _PAIR = re.compile(r"([+~]{0,2}-{0,2}[\w./@-]{1,200}?)=(.*)", re.DOTALL)
 _INSIDE = re.compile(
-    r"([\w.-]{1,200})([\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:bearer|basic)\s{1,3})?)([^\s\"',;{}\[\]]+)",
+    r"([\w.-]{1,200})([\"']?\s{0,3}[:=]\s{0,3}[\"']?(?:(?:bearer|basic|token)\s{1,3})?)([^\s\"',;{}\[\]]+)",
     re.IGNORECASE,
 )
 _QUOTED = re.compile(
@@ -28,6 +28,8 @@ _QUOTED = re.compile(
     re.DOTALL,
 )
 """A name and a string in quotes, as in JSON: it may contain spaces."""
+_USER = re.compile(r"(-u|--(?:proxy-)?user=)([^:/\s]{0,200}:)(?!//).+", re.DOTALL)
+"""The option of curl and wget for a user and a password."""
 _HEADER = re.compile(r"([\w-]{1,100})(:\s{0,9})(.+)", re.DOTALL)
 _INTERPRETER = re.compile(r"(?:python|pypy)[\d.]*|(?:ba|da|z|k)?sh|perl|ruby|node")
 _CODE = re.compile(r"-[A-Zabdefhilqsuvx]{0,12}c(.*)", re.DOTALL)
@@ -86,6 +88,9 @@ def _without_values(argument: str) -> str:
     if header is not None and is_secret(header[1], header[3]):
         scheme = re.match(r"(?:bearer|basic|token)\s+", header[3], re.IGNORECASE)
         return f"{header[1]}{header[2]}{scheme[0] if scheme else ''}{MASK}"
+    user = _USER.fullmatch(argument)
+    if user is not None:
+        return f"{user[1]}{user[2]}{MASK}"
     pair = _PAIR.fullmatch(argument)
     if pair is not None and is_secret(pair[1], pair[2]):
         return f"{pair[1]}={MASK}"

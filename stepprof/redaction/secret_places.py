@@ -28,6 +28,11 @@ _SHAPES = re.compile(
     r"|(?<=api\.telegram\.org/bot)[\w:-]{8,200}"
 )
 """Patterns of the keys of well-known services, recognised without a name."""
+_AFTER = re.compile(
+    r"(BEGIN [A-Z ]{0,30}PRIVATE KEY-----|(?<![A-Za-z])bearer\s{1,9}(?=[\w.~+/-]{0,200}\d))(?!…)(?:(?<=-)[^-…]{1,16384}|(?<=\s)[\w.~+/=-]{8,4096})",
+    re.IGNORECASE,
+)
+"""What follows the begin of a private key, or the word "Bearer", wherever it is."""
 
 _WORD = r"key|token|secret|passw(?:or)?d|passphrase|signature|credential|cookie"
 _VALUE = r"(?!…)[^\s\"'&,;{}\[\]…]{1,4096}"
@@ -57,10 +62,10 @@ _PLACES = (
         ),
         rf"\1{MASK}",
     ),
-    # an assignment: password=abc, hf_token=abc
+    # an assignment: password = abc, hf_token=abc, AccountKey=abc
     (
         re.compile(
-            rf"((?<![A-Za-z])(?:[\w.-]{{0,40}}[_.-])?(?:token|secret|passw(?:or)?d|passphrase|pwd|api_?key|access_?key|private_?key)=[\"']?)(?!\d{{1,7}}(?!\w)|true|false|none){_VALUE}",
+            rf"((?<![A-Za-z])(?:[\w.-]{{0,40}}[_.-])?(?:token|secret|passw(?:or)?d|passphrase|pwd|(?:api|(?:shared_?)?access|private|account)_?key) ?=(?!=) ?[\"']?)(?!\d{{1,7}}(?!\w)|true|false|none){_VALUE}",
             re.IGNORECASE,
         ),
         rf"\1{MASK}",
@@ -73,6 +78,7 @@ _PLACES = (
         ),
         rf"\1{MASK}\3",
     ),
+    (_AFTER, rf"\1{MASK}"),
 )
 
 
@@ -88,8 +94,8 @@ def without_secrets(text: str) -> str:
 
 
 def without_keys(text: str) -> str:
-    """Return a text with "…" for the keys of well-known services, wherever they are."""
-    return _SHAPES.sub(MASK, text)
+    """Return a text with "…" for private keys and the keys of well-known services, wherever they are."""
+    return _AFTER.sub(rf"\1{MASK}", _SHAPES.sub(MASK, text))
 
 
 def is_secret(name: str, value: str) -> bool:

@@ -33,6 +33,25 @@ class TestWithout:
         assert without_secrets("token=abc of sk-0123456789abcdef0") == "token=… of sk-0123456789abcdef0"
         assert without_keys("token=abc of sk-0123456789abcdef0") == "token=abc of …"
 
+    @pytest.mark.parametrize(
+        ("text", "shown"),
+        [
+            ("a Bearer abcdefgh1 b", "a Bearer … b"),
+            ("b'authorization', b'bearer abcdefgh1'", "b'authorization', b'bearer …'"),
+            ("Bearer authentication failed", "Bearer authentication failed"),
+            (
+                "-----BEGIN RSA PRIVATE KEY-----\nabc\n-----END RSA PRIVATE KEY-----",
+                "-----BEGIN RSA PRIVATE KEY-----…-----END RSA PRIVATE KEY-----",
+            ),
+            ("SharedAccessKey=abc;", "SharedAccessKey=…;"),
+            ("secret = 'abc' if token == other", "secret = '…' if token == other"),
+        ],
+    )
+    def test_what_follows(self, text, shown):
+        """What follows "Bearer", the begin of a private key, or the name of a secret is masked."""
+        assert without_secrets(text) == shown
+        assert without_secrets(shown) == shown
+
     def test_is_stable(self):
         """A masked text is unchanged when it is masked again."""
         text = without_secrets('{"password": "a b"} ?sig=x Cookie: a=b; c=d')

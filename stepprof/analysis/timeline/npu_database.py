@@ -124,10 +124,12 @@ class _Opened:
         self._names: dict[object, str] = {}
 
     def __enter__(self) -> _Opened:
+        known = len(self._findings)
         try:
             self._connection, self._there = open_database(
                 self._path, _TABLES, self._stream.utf8.text, self._findings
             )
+            self._stream.whole &= len(self._findings) == known  # a finding names a table that is refused
         except sqlite3.Error as error:
             self._stream.whole = False
             self._findings.append(f"is not a readable database: {error}")

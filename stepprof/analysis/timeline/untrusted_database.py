@@ -98,7 +98,8 @@ def _plain_tables(
     """Return the tables of a database that hold nothing but rows. A view, a virtual table or a generated
     column can compute endless values: a finding names the table that has one.
     """
-    plain, refused = set(), []
+    plain: set[str] = set()
+    refused: set[str] = set()
     if sqlite3.sqlite_version_info >= (3, 37):
         kinds = connection.execute(
             "SELECT name, type FROM pragma_table_list WHERE schema = 'main'"
@@ -111,13 +112,14 @@ def _plain_tables(
         if any(kind != "table" for _, kind in kinds):
             raise sqlite3.DatabaseError("it has a view, a virtual table or a trigger")
     for name, kind in kinds:
-        if name not in wanted:
+        table = name.upper()  # SQLite compares names without regard to case
+        if table not in wanted:
             continue
         columns = connection.execute("SELECT hidden FROM pragma_table_xinfo(?)", (name,))
         if kind == "table" and not any(hidden in _COMPUTED_COLUMNS for (hidden,) in columns):
-            plain.add(name)
+            plain.add(table)
         else:
-            refused.append(name)
+            refused.add(table)
     if refused:
         findings.append(f"computes its table {', '.join(sorted(refused))}: that is not read")
-    return frozenset(plain)
+    return frozenset(plain - refused)

@@ -15,7 +15,12 @@ from stepprof.analysis.timeline.untrusted_database import open_database
 NAME = "ascend_pytorch_profiler_3.db"
 VIEW = "DROP TABLE STRING_IDS; CREATE VIEW STRING_IDS AS SELECT 1 AS id, 'x' AS value"
 GENERATED = "DROP TABLE STRING_IDS; CREATE TABLE STRING_IDS (id INTEGER, value TEXT AS ('x'))"
+LOWER_CASE = VIEW.replace("VIEW STRING_IDS", "VIEW string_ids")
 STORED = "DROP TABLE STRING_IDS; CREATE TABLE STRING_IDS (id INTEGER, value TEXT AS ('x') STORED)"
+WITHOUT_ROWID = """
+CREATE TABLE new (id INTEGER PRIMARY KEY, value TEXT) WITHOUT ROWID; INSERT INTO new SELECT * FROM STRING_IDS;
+DROP TABLE STRING_IDS; ALTER TABLE new RENAME TO string_ids
+"""
 VIRTUAL = "DROP TABLE STRING_IDS; CREATE VIRTUAL TABLE STRING_IDS USING fts5(id, value)"
 # the name in the schema's row is not the one that its text defines
 DECOY = (
@@ -49,13 +54,16 @@ def read(path):
 
 class TestRefused:
     @pytest.mark.parametrize(
-        "script", [VIEW, GENERATED, STORED, VIRTUAL], ids=["view", "generated", "stored", "virtual"]
+        "script",
+        [VIEW, LOWER_CASE, GENERATED, STORED, VIRTUAL],
+        ids=["view", "lower-case", "generated", "stored", "virtual"],
     )
     def test_a_table_that_computes(self, database, script):
         """A view, a virtual table, or a table with a generated column is not read, and a finding names it."""
         source = read(changed(database, script))
         assert "computes its table STRING_IDS: that is not read" in source.findings
         assert "aten::mm" not in source.names
+        assert not source.whole
 
     def test_a_schema_with_other_names(self, database):
         """A view is refused also if its row in the schema has the name of another object."""
@@ -63,9 +71,18 @@ class TestRefused:
         assert source.findings
         assert "aten::mm" not in source.names
 
-    def test_other_objects_are_ignored(self, database):
-        """A view that is not read, an index, and a trigger do not prevent the reading of the tables."""
-        script = "CREATE VIEW v AS SELECT * FROM TASK; CREATE INDEX i ON TASK (startNs)"
+    @pytest.mark.parametrize(
+        "script",
+        [
+            "CREATE VIEW v AS SELECT * FROM TASK; CREATE INDEX i ON TASK (startNs)",
+            "CREATE INDEX i ON TASK (startNs + endNs, abs(deviceId)) WHERE deviceId >= 0",
+            "CREATE TRIGGER t AFTER INSERT ON TASK BEGIN DELETE FROM TASK; END",
+            WITHOUT_ROWID,
+        ],
+        ids=["view", "expressions", "trigger", "without-rowid"],
+    )
+    def test_other_objects_are_ignored(self, database, script):
+        """A view that is not read, an index, a trigger, and another form of a table do not prevent its reading."""
         before = read(database)
         after = read(changed(database, script))
         assert (after.findings, list(after.names)) == (before.findings, list(before.names))
