@@ -31,6 +31,20 @@ _PHASE = re.compile(rb'"ph"\s*:')
 """The key that every event has."""
 _ARRAY = re.compile(rb"\[\s*(?:[{\]]|$)")
 """The start of a list of objects, of an empty list, or of one that breaks off."""
+_PACKED = (
+    (b"\x28\xb5\x2f\xfd", "Zstandard", "zstd -d"),
+    (b"\xfd7zXZ\0", "xz", "xz -dk"),
+    (b"BZh", "bzip2", "bzip2 -dk"),
+    (b"\x04\x22\x4d\x18", "LZ4", "lz4 -d"),
+)
+"""The first bytes of compressed files that are not read, and what decompresses them."""
+_PACKED_NAMES = re.compile(
+    r".+\.json\.(?:zst|zstd|xz|bz2|lz4|zip)|.+\.jsonl(?:\.gz)?|.+\.nsys-rep|.+\.tar(?:\.\w+)?|.+\.tgz"
+)
+_NSIGHT = re.compile(
+    rb'"(?:CudaEvent|NvtxEvent|TraceProcessEvent|GlobalTid|globalTid|NameId|ProcessEvent)"\s*:'
+)
+"""Keys in the lines that `nsys export --type json` writes."""
 _OTHER_NAMES = re.compile(
     r"(?:(?:.+\.)?(?:report|timeline[^/]*)|run|config|profiler_info\S*|profiler_metadata|tokenizer\S*)\.json(?:\.gz)?"
 )
@@ -116,6 +130,15 @@ def is_trace_name(name: str) -> bool:
     return not name.startswith(".") and _OTHER_NAMES.fullmatch(name) is None
 
 
+def is_packed_name(name: str) -> bool:
+    """Return whether a file in a folder may hold a trace in a form that is not read.
+
+    >>> is_packed_name("rank0.pt.trace.json.zst"), is_packed_name("rank0.json.gz")
+    (True, False)
+    """
+    return _PACKED_NAMES.fullmatch(name) is not None
+
+
 def shows_events(path: Path) -> bool:
     """Return whether the start of a file shows that it is a trace."""
     try:
@@ -157,6 +180,11 @@ def _binary(path: Path, start: bytes) -> What | None:
         return What(Kind.FOREIGN, f"is a SQLite database of another tool: {TAKEN}")
     if path.name.endswith(".nsys-rep"):
         return What(Kind.OTHER, "is a report of Nsight Systems: nsys-ui opens it")
+    for first, name, command in _PACKED:
+        if start.startswith(first):
+            return What(Kind.OTHER, f"is compressed with {name}, which is not read: `{command} FILE` first")
+    if start[257:262] == b"ustar":
+        return What(Kind.OTHER, "is a tar archive: extract the traces in it first")
     if start[:1] == b"\x80" and start[1:2] in (b"\x02", b"\x03", b"\x04", b"\x05"):
         return What(
             Kind.OTHER,
@@ -199,8 +227,28 @@ def _object(text: bytes) -> What | None:
     try:
         json.loads(words)
     except (ValueError, RecursionError):
-        return None
+        return _lines(text)
     return What(Kind.OTHER, "is JSON without traceEvents, and no trace")
+
+
+def _lines(text: bytes) -> What | None:
+    """Return what a file with a JSON object on each line is; None: it has none on the first one, and something else on the next one."""
+    first, _, rest = text.partition(b"\n")
+    try:
+        is_object = isinstance(json.loads(first.decode("utf-8", "replace")), dict)
+    except (ValueError, RecursionError):
+        return None
+    if not is_object or rest.lstrip()[:1] != b"{":
+        return None
+    if _NSIGHT.search(text):
+        return What(
+            Kind.OTHER, "is an export of Nsight Systems as JSON, and no trace: nsys-ui opens its .nsys-rep"
+        )
+    if _PHASE.search(first):
+        return What(
+            Kind.OTHER, "has an event on each line: `jq -s . FILE` makes a list of them, which is a trace"
+        )
+    return What(Kind.OTHER, "is JSON with an object on each line, and no trace")
 
 
 def _is_text(start: bytes) -> bool:

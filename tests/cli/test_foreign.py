@@ -226,6 +226,19 @@ class TestLeftOut:
         found = json.loads(capsys.readouterr().out)[key]
         assert [each["source"] for each in found if "is a web page" in each["problem"]] == ["c.json"]
 
+    def test_packed_traces_in_a_folder(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        """A trace whose form is not read is named, also where it is the only one."""
+        (folder / "a.rank0.json.zst").write_bytes(b"\x28\xb5\x2f\xfd")
+        (folder / "more").mkdir()
+        (folder / "more" / "rank1.jsonl").write_bytes(b"{}\n{}")
+        capsys.readouterr()
+        assert main(["report", ".", "--json"]) == 0
+        problems = [each["problem"] for each in json.loads(capsys.readouterr().out)["problems"]]
+        said = "files in a form that is not read ignored (decompress archives, convert lines of JSON): "
+        assert f"{said}a.rank0.json.zst, more/rank1.jsonl" in problems
+        assert main(["report", "more"]) == 2
+        assert f"{said}rank1.jsonl" in capsys.readouterr().err
+
     def test_before_and_a_web_page(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         """There is nothing to compare with."""
         (folder / "after.json").write_text("<!DOCTYPE html>")

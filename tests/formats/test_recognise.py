@@ -27,6 +27,8 @@ def text(what: What | None) -> str | None:
     return None if what is None else what.text
 
 
+EVENTS_IN_LINES = "has an event on each line: `jq -s . FILE` makes a list of them, which is a trace"
+NSIGHT = "is an export of Nsight Systems as JSON, and no trace: nsys-ui opens its .nsys-rep"
 PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.org/memory_viz shows it"
 
 
@@ -65,6 +67,20 @@ PICKLE = "is a pickle, such as a memory snapshot of torch: https://docs.pytorch.
             b'{\n  "schema": "1.1.1-chakra.0.0.4", "pid": 7, "nodes": [' + b" " * 99_999,
             "is an execution trace of torch, whose nodes have no times, and no trace",
         ),
+        (
+            b"\x28\xb5\x2f\xfd\x04\x58...",
+            "is compressed with Zstandard, which is not read: `zstd -d FILE` first",
+        ),
+        (b"\xfd7zXZ\0...", "is compressed with xz, which is not read: `xz -dk FILE` first"),
+        (b"BZh91AY&SY...", "is compressed with bzip2, which is not read: `bzip2 -dk FILE` first"),
+        (b"\x04\x22\x4d\x18...", "is compressed with LZ4, which is not read: `lz4 -d FILE` first"),
+        (gzip.compress(b"a" * 257 + b"ustar", mtime=0), "is a tar archive: extract the traces in it first"),
+        (b'{"ph": "X", "ts": 1}\n{"ph": "X"}\n', EVENTS_IN_LINES),
+        (gzip.compress(b'{"ph": "X", "ts": 1}\r\n\r\n{"ph": "', mtime=0), EVENTS_IN_LINES),
+        (b'{"loss": 0.1}\n{"loss": 0.2}\n', "is JSON with an object on each line, and no trace"),
+        (b'{"data": ["a"]}\n{"Type": 48, "CudaEvent": {"startNs": "1"}}\n', NSIGHT),
+        (b'{"NvtxEvent": {"GlobalTid": "2"}}\n{"NvtxEvent": {"Glob', NSIGHT),
+        (b'{"a": 1}\n"traceEv', None),
         (pickle.dumps({"segments": []}), PICKLE),
         (b"PK\x03\x04...", f"is a ZIP archive: {TAKEN}"),
         (b"SQLite format 3\0...", f"is a SQLite database of another tool: {TAKEN}"),

@@ -68,7 +68,7 @@ def host_bound(ledger: Ledger) -> None:
             why="; ".join(filter(None, (call.sentence() if call else None, shown))) or _unlaunched([process]),
             advice=call.advice() if call else _less_work([process]),
             without=without_kernels,
-            assumption=_NO_GAPS,
+            assumption=None if call and call.is_of_profiler else _NO_GAPS,
         )
 
 
@@ -87,19 +87,21 @@ def _of_others(ledger: Ledger, idle: When) -> None:
         pending,
         Cause("pending", f"{_DEVICES}, although kernels were launched", _LATER, _LOOK, None),
     )
-    by_call: dict[str, list[Part]] = defaultdict(list)
-    times: Counter[str] = Counter()
+    by_call: dict[RuntimeCall | None, list[Part]] = defaultdict(list)
+    times: Counter[RuntimeCall | None] = Counter()
     for part in parts:
         call = longest_call(facts.timelines[part.process].process.host_calls(), idle(part))
-        by_call["" if call is None else call.name].append(part)
-        times["" if call is None else call.name] += 0 if call is None else call.nanoseconds
-    for name, those in by_call.items():
+        kind = None if call is None else dataclasses.replace(call, nanoseconds=0)
+        by_call[kind].append(part)
+        times[kind] += 0 if call is None else call.nanoseconds
+    for kind, those in by_call.items():
         idling = {part.process for part in those if len(idle(part) & ledger.free)}
         hosts = [facts.timelines[label].process for label in sorted(idling)]
-        call = RuntimeCall(name, times[name]) if name else None
+        call = None if kind is None else dataclasses.replace(kind, nanoseconds=times[kind])
         why = call.sentence(len(hosts)) if call else _unlaunched(hosts)
         advice = call.advice() if call else _less_work(hosts)
-        claim_together(ledger, those, idle, Cause("host", _DEVICES, why, advice, _NO_GAPS), without=idle)
+        assumption = None if call and call.is_of_profiler else _NO_GAPS
+        claim_together(ledger, those, idle, Cause("host", _DEVICES, why, advice, assumption), without=idle)
 
 
 def copies(ledger: Ledger) -> None:

@@ -7,9 +7,10 @@ import re
 import msgspec
 import numpy as np
 
-from stepprof.analysis.report.intervals import EMPTY, Intervals, Moments
+from stepprof.analysis.report.intervals import EMPTY, Indices, Intervals, Moments
 from stepprof.analysis.report.slice_kinds import Chosen
-from stepprof.analysis.timeline.model import Source
+from stepprof.analysis.timeline.distinct import distinct
+from stepprof.analysis.timeline.model import Source, Times
 from stepprof.analysis.timeline.tracks import RUNTIME
 
 _COMPILES = "(dynamo_timed)"
@@ -17,11 +18,14 @@ _COMPILES = "(dynamo_timed)"
 _LAUNCH = re.compile(r".*Launch.*")
 _GRAPH = re.compile(r"(?:cuda|hip)(?:Graph|StreamBeginCapture)\w*")
 MOST_CALLS = 12
+MOST_OVERHEADS = 4
 MOST_COPIES = 4
 _STRETCHES = 512
 MOST_STRETCHES = 4096
 LATENCY_NS = 100_000
 """A kernel that begins within this time after its launch waited for nothing: a launch takes some 10 us."""
+LONG_LAUNCH_NS = 1_000_000
+"""A longer call does more than launch: it loads the kernel, or creates the context."""
 
 
 class HostCall(msgspec.Struct, frozen=True, array_like=True):
@@ -37,7 +41,9 @@ class HostCalls(msgspec.Struct, frozen=True):
     """The calls of a process, and its launches."""
 
     calls: list[HostCall] = []
-    """The longest ones; without launches."""
+    """The longest ones; of launches only the long ones."""
+    overheads: list[HostCall] = []
+    """What the trace calls overhead: kernels that are loaded, buffers of the profiler."""
     pending: Moments = b""
     """While a kernel was launched and had not begun, for longer than `LATENCY_NS`; packed intervals."""
     connected: bool = False
@@ -66,20 +72,21 @@ def host_calls(source: Source, chosen: Chosen) -> HostCalls:
     which = np.flatnonzero(runtime[slices.category])
     totals = np.bincount(slices.name[which], slices.duration[which], len(source.names))
     longest = [at for at in np.argsort(-totals, kind="stable").tolist() if totals[at] > 0]
-    calls = []
-    for name in [at for at in longest if not _LAUNCH.fullmatch(source.names[at])][:MOST_CALLS]:
-        mine = which[slices.name[which] == name]
-        when = chosen.when(mine).coarse(_STRETCHES)[0]
-        calls.append(HostCall(source.names[name], len(mine), when.pack()))
+    launching = np.array([_LAUNCH.fullmatch(each) is not None for each in source.names], bool)[slices.name]
+    launching &= runtime[slices.category]
+    calls = _by_name(source, chosen, which[~launching[which] | (slices.duration[which] > LONG_LAUNCH_NS)])
+    overhead = np.array([each == "overhead" for each in source.categories], bool)
+    overheads = np.flatnonzero(overhead[slices.category])
     streams = np.array([track.kind == "stream" for track in source.tracks], bool)
     launches = np.flatnonzero(streams[flows.end_track] & ~streams[flows.start_track])
     pending = EMPTY
     if len(launches):
-        begin, end = flows.start[launches], flows.end[launches]
+        begin, end = _launched(source, launches, np.flatnonzero(launching)), flows.end[launches]
         late = end - begin > LATENCY_NS
-        pending = Intervals.union(begin[late], end[late])
+        pending = Intervals.union(begin[late], end[late]) - chosen.when(overheads)
     return HostCalls(
-        calls,
+        calls[:MOST_CALLS],
+        _by_name(source, chosen, overheads)[:MOST_OVERHEADS],
         pending.coarse(_STRETCHES)[0].pack(),
         connected=len(launches) > 0,
         copies=copies,
@@ -87,6 +94,34 @@ def host_calls(source: Source, chosen: Chosen) -> HostCalls:
         compiling=compiling,
         graphs=any(_GRAPH.fullmatch(source.names[at]) for at in longest),
     )
+
+
+def _by_name(source: Source, chosen: Chosen, which: Indices) -> list[HostCall]:
+    """Return the calls of each function, the longest first."""
+    slices = source.slices
+    totals = np.bincount(slices.name[which], slices.duration[which], len(source.names))
+    found: list[HostCall] = []
+    for name in np.argsort(-totals, kind="stable").tolist():
+        if totals[name] <= 0 or len(found) == MOST_CALLS:
+            break
+        mine = which[slices.name[which] == name]
+        found.append(HostCall(source.names[name], len(mine), chosen.when(mine).coarse(_STRETCHES)[0].pack()))
+    return found
+
+
+def _launched(source: Source, arrows: Indices, calls: Indices) -> Times:
+    """Return when each of some arrows left: at the end of the launching call, if it is in one."""
+    slices, flows = source.slices, source.flows
+    left = flows.start[arrows].copy()
+    calls = calls[slices.duration[calls] > LATENCY_NS]
+    calls = calls[np.argsort(slices.start[calls], kind="stable")]
+    for track in distinct(slices.track[calls]).tolist():
+        mine = calls[slices.track[calls] == track]
+        here = np.flatnonzero(flows.start_track[arrows] == track)
+        at = np.searchsorted(slices.start[mine], left[here], "right") - 1
+        end = (slices.start[mine] + slices.duration[mine])[at]
+        left[here] = np.where((at >= 0) & (left[here] <= end), end, left[here])
+    return left
 
 
 def _copies(source: Source, chosen: Chosen) -> tuple[list[HostCall], Moments]:

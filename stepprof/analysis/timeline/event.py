@@ -112,6 +112,8 @@ def loosely(text: bytes) -> Event | None:
             setattr(event, key, value if isinstance(value, str | int) else str(value))
     for key in fields.keys() & {"ts", "dur"}:
         value = fields[key]
+        if value is None and key == "dur":  # null, or written as nan or inf: like none
+            continue
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             return None
         setattr(event, key, value if isinstance(value, str) else repr(value))
@@ -133,7 +135,7 @@ def nanoseconds(microseconds: Sequence[float | str]) -> tuple[npt.NDArray[np.int
     if not texts:
         try:
             values = np.array(microseconds, np.float64)
-            texts = bool((np.abs(values) >= FLOAT_EXACT_US).any())
+            texts = not bool((np.abs(values) < FLOAT_EXACT_US).all())  # also for nan
         except ValueError:
             texts = True
     if texts:

@@ -33,7 +33,7 @@ from stepprof.analysis.timeline.source_selection import of_ranks, of_roles
 from stepprof.config.selection import Ranks
 from stepprof.errors import ConfigError
 from stepprof.formats.npu_folder import is_database
-from stepprof.formats.recognise import is_trace_name, may_be_damaged, not_a_trace
+from stepprof.formats.recognise import is_packed_name, is_trace_name, may_be_damaged, not_a_trace
 from stepprof.host.plain_files import readable, resolved
 from stepprof.run.conflicts import sentences
 from stepprof.run.layout import step_folder, step_number
@@ -355,9 +355,11 @@ def _from_files(found: Found, path: Path) -> None:
     single = path.is_file()
     files = [path] if single else sorted(file for file in path.rglob("*") if file.is_file())
     passed: list[str] = []
+    packed: list[str] = []
     headed: list[tuple[Path, Origin, bool]] = []
     for file in files:
         if not single and not _may_be_trace(file):
+            packed += [readable(file.relative_to(path).as_posix())] if is_packed_name(file.name) else []
             continue
         shown = readable(file.name if single else file.relative_to(path).as_posix())
         origin, problems = origin_of_file(file, shown)
@@ -368,10 +370,13 @@ def _from_files(found: Found, path: Path) -> None:
             passed.append(origin.path)
             continue
         found.inputs.append(Input(origin, (str(resolved(file)),), file.stat().st_size))
-    if passed:
-        names = ", ".join(passed[:_MOST_NAMED])
-        more = f" and {len(passed) - _MOST_NAMED} more" if len(passed) > _MOST_NAMED else ""
-        found.findings.append((str(path), f"JSON files that are not traces ignored: {names}{more}"))
+    for what, those in (
+        ("JSON files that are not traces ignored", passed),
+        ("files in a form that is not read ignored (decompress archives, convert lines of JSON)", packed),
+    ):
+        if those:
+            more = f" and {len(those) - _MOST_NAMED} more" if len(those) > _MOST_NAMED else ""
+            found.findings.append((str(path), f"{what}: {', '.join(those[:_MOST_NAMED])}{more}"))
 
 
 def _is_damaged_trace(file: Path, names: Collection[str]) -> bool:

@@ -74,6 +74,12 @@ def table(text: bytes) -> dict[str, object]:
     return content
 
 
+def has_events(text: bytes) -> bool:
+    """Return whether an intact top level has a list of events."""
+    content: dict[str, object] = _header.decode(whole_pairs(text))
+    return isinstance(content.get("traceEvents"), list)
+
+
 ABSOLUTE_NS = (1_262_304_000 * 10**9, 4_102_444_800 * 10**9)
 """2010 to 2100. Times of a file without a base in this range are Unix times, as torch wrote them
 before 2.3 and torch_npu does.

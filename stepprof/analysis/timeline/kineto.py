@@ -300,7 +300,9 @@ class _Reader:
         if self.untimed:
             findings.append(f"{self.untimed} times are invalid: such an event is ignored, or has no length")
         if self.lengthless:
-            findings.append(f"{self.lengthless} events have no `dur`: they are shown without a length")
+            findings.append(
+                f"{self.lengthless} events have no `dur` that is a number: they are shown without a length"
+            )
         if self.negative:
             findings.append(f"{self.negative} events end before they start: they are shown without a length")
         if self.unknown:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from stepprof.analysis.timeline.event import Event, EventDecoder, loosely
 from stepprof.analysis.timeline.event_lines import AFTER, LineReader
-from stepprof.analysis.timeline.header import ending, is_nested, keys_behind, table
+from stepprof.analysis.timeline.header import ending, has_events, is_nested, keys_behind, table
 from stepprof.analysis.timeline.inflate import BLOCK, Limits, blocks, is_compressed, last_bytes
 from stepprof.analysis.timeline.salvage import BORDER, DECODE_ERRORS, borders, salvage
 from stepprof.analysis.timeline.utf8 import Utf8
@@ -318,3 +318,7 @@ class TraceStream:
                 self.findings.append("holds a second trace after the first one, which is not read: split it")
             else:
                 self._leave_out("after")
+            return
+        if _EVENTS.search(rest) and has_events(b'{"":0' + rest):
+            self.whole = False
+            self.findings.append("has the key traceEvents twice: only the events of the first one are read")

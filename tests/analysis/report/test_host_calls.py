@@ -10,12 +10,14 @@ from stepprof.analysis.report.intervals import Intervals
 
 
 class TestHostCalls:
-    def test_calls_of_the_runtime_without_launches(self) -> None:
-        """Each function is one row, the longest first."""
+    def test_calls_of_the_runtime(self) -> None:
+        """Each function is one row, the longest first. A launch counts if it does more than launch."""
         made = digest(
             trace(
                 0,
-                ("thread", "cuda_runtime", "cudaLaunchKernel", 0, 50),
+                ("thread", "cuda_runtime", "cudaLaunchKernel", 0, 0.9),
+                ("thread", "cuda_runtime", "cudaLaunchKernel", 1, 5),
+                ("thread", "overhead", "Lazy Function Loading", 1, 4),
                 ("thread", "cuda_runtime", "cudaFree", 50, 10),
                 ("thread", "cuda_driver", "cuStreamSynchronize", 60, 15),
                 ("thread", "cuda_driver", "cuStreamSynchronize", 80, 15),
@@ -26,7 +28,9 @@ class TestHostCalls:
         assert [(call.name, call.count) for call in made.calls] == [
             ("cuStreamSynchronize", 2),
             ("cudaFree", 1),
+            ("cudaLaunchKernel", 1),
         ]
+        assert [(call.name, call.count) for call in made.overheads] == [("Lazy Function Loading", 1)]
         assert Intervals.unpack(made.calls[1].when).pairs() == [(T0 + 50 * MS, T0 + 60 * MS)]
         assert (made.connected, made.graphs) == (False, False)
 

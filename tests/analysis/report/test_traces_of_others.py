@@ -540,6 +540,54 @@ class TestIdle:
         assert found["topic"] == "pending"
         assert found["seconds"] == pytest.approx(0.48, abs=0.001)
 
+    @pytest.mark.parametrize(
+        ("name", "advice", "gains"),
+        [
+            (None, "it may be the first use", True),
+            ("Lazy Function Loading", "kernels are loaded at their first use", True),
+            ("Runtime Triggered Module Loading", "kernels are loaded at their first use", True),
+            ("Driver Compiler", "the driver compiled kernels", True),
+            ("Activity Buffer Request", "it is of the profiler", False),
+            ("Instrumentation", "it is of the profiler", False),
+        ],
+    )
+    @pytest.mark.parametrize("place", [(-1, 0), (4711, 4711)])
+    def test_a_launch_that_does_more(
+        self, reported: Reported, name: str | None, advice: str, gains: bool, place: tuple[int, int]
+    ) -> None:
+        """Until the launching call ends, its kernel is not launched. What the trace calls overhead says why, on whatever row."""
+        long = [
+            slice_("cudaLaunchKernel", "cuda_runtime", 11_000, 470_000, correlation=2),
+            slice_("gemm", "kernel", 481_010, 9_000, 0, 7, correlation=2),
+            arrow("s", 2, 11_000, 4711, 4711, ("ac2g", "ac2g")),
+            arrow("f", 2, 481_010, 0, 7, ("ac2g", "ac2g")),
+        ]
+        overhead = [] if name is None else [slice_(name, "overhead", 11_010, 460_000, *place)]
+        report = reported([*self.idle("cudaEventQuery", 10_900, 10), *long, *overhead])
+        (found,) = (each for each in report["findings"] if each["seconds"] and each["topic"] != "step")
+        assert found["topic"] == "host"
+        assert found["why"] == (
+            f"its trace has `{name}` as overhead for 460 ms of it"
+            if name
+            else "its host was in `cudaLaunchKernel` for 470 ms of it"
+        )
+        assert found["advice"].startswith(advice)
+        assert (found["saves"] is not None) == gains
+        assert report["seconds"] == pytest.approx(0.5)
+
+    def test_overhead_after_a_launch(self, reported: Reported) -> None:
+        """A kernel that had not begun did not wait for something unknown."""
+        late = [
+            slice_("launch", "cuda_runtime", 11_000, 5, correlation=2),
+            slice_("gemm", "kernel", 491_000, 9_000, 0, 7, correlation=2),
+            arrow("s", 2, 11_000, 4711, 4711, ("ac2g", "ac2g")),
+            arrow("f", 2, 491_000, 0, 7, ("ac2g", "ac2g")),
+            slice_("Command Buffer Full", "overhead", 12_000, 479_000, -1, 0),
+        ]
+        report = reported([*self.idle("cudaEventQuery", 10_900, 10), *late])
+        (found,) = (each for each in report["findings"] if each["seconds"] and each["topic"] != "step")
+        assert found["why"] == "its trace has `Command Buffer Full` as overhead for 479 ms of it"
+
     def test_without_arrows_no_launch_is_known(self, reported: Reported) -> None:
         """The sentence says that the trace does not connect kernels with their launches."""
         events = [

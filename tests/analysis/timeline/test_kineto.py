@@ -148,11 +148,23 @@ class TestSlices:
         assert source.findings == ["1 events end before they start: they are shown without a length"]
 
     def test_no_length(self, load):
-        """A complete event without `dur` is counted."""
+        """A complete event without `dur`, or with one that is no number, is counted."""
         without = {key: value for key, value in complete("b").items() if key != "dur"}
-        source = load(complete("a", dur=3), without)
-        assert source.slices.duration.tolist() == [3000, 0]
-        assert source.findings == ["1 events have no `dur`: they are shown without a length"]
+        others = [complete("c", dur=dur) for dur in (None, float("nan"), float("inf"))]
+        source = load(complete("a", dur=3), without, *others)
+        assert [name for _, name, *_ in rows(source)] == ["a", "b", "c", "c", "c"]
+        assert source.slices.duration.tolist() == [3000, 0, 0, 0, 0]
+        assert source.findings[-1] == (
+            "4 events have no `dur` that is a number: they are shown without a length"
+        )
+
+    @pytest.mark.filterwarnings("error")
+    @pytest.mark.parametrize("dur", ["NaN", "inf", "soon"])
+    def test_a_length_in_words(self, load, dur):
+        """It is no number either."""
+        source = load(complete("a", dur="3"), complete("b", dur=dur), complete("c", dur="5"))
+        assert source.slices.duration.tolist() == [3000, 0, 5000]
+        assert source.findings == ["1 times are invalid: such an event is ignored, or has no length"]
 
     def test_invalid_times_are_ignored(self, load):
         source = load(complete("a"), complete("b", ts="soon"), complete("c", ts=1e300), complete("d"))

@@ -391,6 +391,22 @@ class TestDamage:
             whole[name] = stream.whole
         assert [name for name in files if whole[name]] == ["whole", "repaired", "array", "array, comma"]
 
+    @pytest.mark.parametrize(
+        ("behind", "whole"),
+        [
+            (b'"traceEvents": [{"ph": "X"}]', False),
+            (b'"a": 1, "traceEvents": [], "b": 2', False),
+            (b'"a": {"traceEvents": [{"ph": "X"}]}', True),
+        ],
+    )
+    def test_a_second_list_of_events(self, write, behind, whole):
+        """JSON allows a key twice; a nested key of that name is another one."""
+        stream = TraceStream(write(compact([event(n) for n in range(3)])[:-1] + b", " + behind + b"}"))
+        assert sum(map(len, stream)) == 3
+        assert stream.whole == whole
+        said = ["has the key traceEvents twice: only the events of the first one are read"]
+        assert stream.findings == ([] if whole else said)
+
     def test_a_second_trace_in_the_file(self, write):
         """It is not read, which is no problem of metadata."""
         text = compact([event(n) for n in range(3)])
