@@ -6,17 +6,18 @@ from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, last_part, share_of
 from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.nesting import Place
 
 EMPTY_SHARE = 0.25
-"""A region is named if at least this share of the places in its batches is empty."""
+"""A region is named if it spends at least this share of its time on empty places."""
 
 
 def half_batch(ledger: Ledger) -> None:
     """Claim the share of a region's time that its empty places have, by its attributes ``samples`` and ``batch_size``."""
     for part in ledger.merged(lambda part: _with_amounts(ledger.facts, part), "work"):
-        samples, room = _filled(ledger.facts, part.process, part.role, part.region) or (1.0, 1.0)
+        place = _filled(ledger.facts, part.process, part.role, part.region)
         empty = _empty(ledger.facts, part)
-        if empty < EMPTY_SHARE:
+        if place is None or empty < EMPTY_SHARE:
             continue
         worked = _worked(ledger.facts, part)
         ledger.claim(
@@ -24,7 +25,7 @@ def half_batch(ledger: Ledger) -> None:
             last_part(worked, int(empty * worked.total)),
             "half_batch",
             f"{part.process} spent {{seconds}} on empty places of its batches in {inside(part)}",
-            why=f"its batches have room for {room:,.0f} samples and had {samples:,.0f} (attributes batch_size and samples)",
+            why=f"its batches have room for {place.amounts['batch_size']:,.0f} samples and had {place.amounts['samples']:,.0f} (attributes batch_size and samples)",
             advice="fill them: fewer and fuller batches, or sequence packing",
             without=lambda each: share_of(_worked(ledger.facts, each), _empty(ledger.facts, each)),
             assumption="a batch takes as long with empty places as without, and full batches replace them",
@@ -39,9 +40,9 @@ def _worked(facts: Facts, part: Part) -> Intervals:
 
 
 def _empty(facts: Facts, part: Part) -> float:
-    """Return the share of the places in its batches that are empty."""
-    samples, room = _filled(facts, part.process, part.role, part.region) or (1.0, 1.0)
-    return 1 - samples / room
+    """Return the share of its time that a part spends on empty places."""
+    place = _filled(facts, part.process, part.role, part.region)
+    return 0.0 if place is None or place.empty is None else place.empty
 
 
 def _with_amounts(facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | None:
@@ -52,11 +53,9 @@ def _with_amounts(facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | Non
     return None
 
 
-def _filled(
-    facts: Facts, process: str, role: str | None, region: tuple[str, ...]
-) -> tuple[float, float] | None:
-    """Return the samples in the batches of a region, and the room that these have; None: a call does not state both, or was not finished."""
+def _filled(facts: Facts, process: str, role: str | None, region: tuple[str, ...]) -> Place | None:
+    """Return a region of which each call states the samples in its batch, and the room that this has; None: one does not, or was not finished."""
     place = place_of(facts, process, role, region)
-    if place is None or place.failed or not place.amounts.get("batch_size") or "samples" not in place.amounts:
+    if place is None or place.failed or place.empty is None or not place.amounts["batch_size"]:
         return None
-    return place.amounts["samples"], place.amounts["batch_size"]
+    return place

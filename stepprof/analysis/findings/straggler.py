@@ -36,6 +36,10 @@ FEWEST_STEPS = 2
 MOST_PEERS = 7
 MORE = 0.1
 """A rank has more tokens if it has this share more than the median of the others."""
+EVENED_OUT = 0.5
+"""Another rank works about as long if its other work makes up for this share of the excess."""
+EXPLAINS = 0.5
+"""More work is the reason if it explains this share of the excess. The time may grow with the square of the tokens, as attention does."""
 
 
 def straggler(ledger: Ledger, *, shared: bool = True) -> None:
@@ -79,10 +83,10 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                 }
                 spent = _on_path(ledger, part, without)
             rest = others.keys() - {*also}
-            even = gain is None and not maybe and _takes_as_long(ledger, own, part.process, key, rest)
+            even = gain is None and not maybe and _takes_as_long(ledger, own, part.process, key, rest, excess)
             if (gain is not None and not also) or even or _saves_nothing(ledger, without):
                 continue  # another rank takes as long by other work
-        more, equal = _more(ledger.facts, part, measure)
+        more, equal = _more(ledger.facts, part, measure, (mine - middle) / max(middle, 1))
         alone = middle <= LITTLE * mine
         named = part.name is not None and not any(_meeting(ledger.facts, each, part) for each in others)
         idle = ledger.facts.signs[part.process].are_idle(part.when)  # then its machine is not the cause
@@ -180,16 +184,18 @@ def _takes_as_long(
     process: str,
     place: Key,
     others: Iterable[str],
+    excess: float,
 ) -> bool:
-    """Return whether one of some ranks works as long as a process in a place and the regions that both have in its role.
+    """Return whether one of some ranks works about as long as a process in a place and the regions that both have in its role.
 
-    Ranks may meet where a role ends.
+    Ranks may meet where a role ends. Those that repeat a call until a common time end up to a call apart.
     """
     mine = own[process]
+    least = max(ledger.least * 1e9, EVENED_OUT * excess)
     for label in others:
         theirs = own[label]
         both = [key for key in mine.keys() & theirs.keys() if key[0] == place[0] and (key[1] or key == place)]
-        if sum(mine[key].total - theirs[key].total for key in both) < ledger.least * 1e9:
+        if sum(mine[key].total - theirs[key].total for key in both) < least:
             return True
     return False
 
@@ -253,7 +259,7 @@ def _advice(
     Args:
         more: what it had more of than the others.
         elsewhere: whether it was late in the steps around.
-        equal: whether it is known to have no more tokens.
+        equal: whether it is known that it has no more tokens, or too few more to take so long.
         alone: whether the others spend next to no time there.
         named: whether a region shows what the rank does there, and the others do not only wait in it.
         idle: whether it waits.
@@ -361,19 +367,30 @@ def _last_ends(meetings: Intervals, times: Times) -> Times:
     return np.concatenate([[0], meetings.end])[np.searchsorted(meetings.end, times)]
 
 
-def _more(facts: Facts, part: Part, others: Iterable[str]) -> tuple[str | None, bool]:
-    """Return by how much a rank has more tokens, samples or calls than the others, and whether it is known to have no more."""
+def _more(facts: Facts, part: Part, others: Iterable[str], excess: float) -> tuple[str | None, bool]:
+    """Return by how much a rank has more tokens, samples or calls than the others, and whether more of them are known not to be the reason.
+
+    Args:
+        facts: of the step.
+        part: the place in which it exceeds the others.
+        others: those that it exceeds.
+        excess: by how much, as a share of their time.
+    """
     equal = False
     mine, *theirs = (_amounts(facts.timelines[label], part) for label in (part.process, *others))
     for key in ("tokens", "samples", "batch_size"):
         known = [each[key] for each in theirs if key in each]
-        if key in mine and known and mine[key] > (1 + MORE) * median(known):
-            return f"it had {mine[key]:,.0f} {key.replace('_', ' ')}, the others {median(known):,.0f}", False
-        equal |= key == "tokens" and key in mine and bool(known)
+        if key not in mine or not known:
+            continue
+        usual = median(known)
+        if mine[key] > (1 + MORE) * usual and mine[key] ** 2 >= (1 + EXPLAINS * excess) * usual**2:
+            return f"it had {mine[key]:,.0f} {key.replace('_', ' ')}, the others {usual:,.0f}", False
+        equal |= key == "tokens"
     places = [place_of(facts, label, part.role, part.region) for label in (part.process, *others)]
     own, *rest = [0 if place is None else place.calls for place in places]
-    if rest and own > (1 + MORE) * median(rest) > 0:
-        return f"it made {own:,} calls, the others {median(rest):g}", False
+    usual = median(rest) if rest else 0
+    if usual and own > (1 + MORE) * usual and own >= (1 + EXPLAINS * excess) * usual:
+        return f"it made {own:,} calls, the others {usual:g}", False
     return None, equal
 
 

@@ -24,7 +24,7 @@ from stepprof.analysis.report.slice_kinds import Chosen
 from stepprof.analysis.report.window_threads import followed_threads
 from stepprof.analysis.timeline.distinct import distinct
 from stepprof.analysis.timeline.model import Slices, Source
-from stepprof.run.amounts import amounts
+from stepprof.run.amounts import amounts, empty_share
 
 MOST_SLICES = 20_000
 """Shorter windows and regions beyond this number are left out: their time is that of the region around them."""
@@ -51,6 +51,8 @@ class Place(msgspec.Struct, frozen=True):
     """Whether two of its calls overlap: they are of different coroutines."""
     failed: int = 0
     """How many of its calls ended with an exception, or with the process."""
+    empty: float | None = None
+    """Share of its time on empty places of its batches; None: not each call states ``samples`` and ``batch_size``."""
 
 
 STRETCHES = 64
@@ -270,6 +272,7 @@ class _Sweep:
                 self._sums(members),
                 any(self.end[one] > self.start[other] for one, other in pairwise(members)),
                 sum(self.failed[at] for at in members),
+                self._empty(members),
             )
 
     def _sums(self, members: list[int]) -> dict[str, float]:
@@ -277,6 +280,17 @@ class _Sweep:
         return {
             key: sum(each[key] for each in stated) for key in stated[0] if all(key in each for each in stated)
         }
+
+    def _empty(self, members: list[int]) -> float | None:
+        stated = [self.amounts[at] for at in members]
+        if not all("samples" in each and "batch_size" in each for each in stated):
+            return None
+        return empty_share(
+            [
+                (self.end[at] - self.start[at], each["samples"], each["batch_size"])
+                for at, each in zip(members, stated, strict=True)
+            ]
+        )
 
 
 def ended_early(attributes: Mapping[str, object]) -> bool:

@@ -240,6 +240,48 @@ class TestAmounts:
         (found,) = findings(with_attributes(0, "actor", ("window", "actor", 0, 100, {}), *half))
         assert (found.topic, round(found.seconds, 3)) == ("half_batch", 0.05)
 
+    @pytest.mark.parametrize(
+        ("tokens", "calls", "reason"),
+        [
+            (112, 4, None),
+            (150, 4, "it had 600 tokens"),
+            (100, 4, None),
+            (100, 5, None),
+            (100, 7, "it made 7 calls"),
+        ],
+    )
+    def test_more_that_does_not_explain_the_time(self, tokens, calls, reason):
+        """Rank 0 takes 80 ms and rank 1 40 ms: 12 % more tokens or a call more is not the reason."""
+
+        def rank(number, length, calls, tokens):
+            regions = [
+                ("region", "forward", length / calls * at, length / calls, {"tokens": tokens * 4 / calls})
+                for at in range(calls)
+            ]
+            return with_attributes(number, "actor", ("window", "actor", 0, 100, {}), *regions)
+
+        (found,) = findings(rank(0, 80, calls, tokens), rank(1, 40, 4, 100))
+        assert found.why.startswith(reason or "80 ms against 40 ms")
+        assert (found.advice == BALANCE) == (reason is not None)
+
+    @pytest.mark.parametrize(
+        ("calls", "seconds"),
+        [
+            ([(80, 8), (10, 4), (10, 4)], []),
+            ([(10, 8), (10, 4), (80, 1)], [0.075]),
+            ([(40, 8), (20, 4), (10, 2), (10, 2), (10, 2), (10, 2)], []),
+        ],
+        ids=["the short ones", "the long one", "as long as their samples take"],
+    )
+    def test_empty_places_of_some_calls(self, calls, seconds):
+        """Calls have room for 8 samples. Those that are not full count by their own time, unless it follows the samples."""
+        at, regions = 0, []
+        for length, samples in calls:
+            regions.append(("region", "forward", at, length, {"batch_size": 8, "samples": samples}))
+            at += length
+        made = findings(with_attributes(0, "actor", ("window", "actor", 0, 100, {}), *regions))
+        assert [round(each.seconds, 3) for each in made] == seconds
+
     def test_amounts_of_some_calls(self):
         """Rank 0 states the tokens of four calls, rank 1 those of two: their sums are no reason."""
 
@@ -308,6 +350,26 @@ class TestGain:
 
     def test_four_ranks_with_opposite_differences(self):
         made = synchronised(*[[("f", 1000), ("g", 1510)]] * 2, *[[("f", 1500), ("g", 1000)]] * 2)
+        assert stragglers(made) == []
+
+    @pytest.mark.parametrize("loads", [(100, 660), (100, 740), (100, 400, 740)])
+    def test_calls_until_a_common_time(self, loads):
+        """Ranks collect episodes of 150 ms until 1.5 s. They end up to an episode apart: those that load for less time collect more."""
+
+        def rank(number, load):
+            episodes = [*range(load, 1500, 150)]
+            regions = [("region", "episode", at, 150, "actor") for at in episodes]
+            end = episodes[-1] + 150
+            return spans(
+                number,
+                ("window", "actor", 0, end + 200, "actor"),
+                ("region", "load", 0, load, "actor"),
+                ("region", "collect", load, end - load, "actor"),
+                *regions,
+                ("region", "update", end, 200, "actor"),
+            )
+
+        made = combine([digest(rank(number, load)) for number, load in enumerate(loads)], step=2, run_id="r")
         assert stragglers(made) == []
 
     def test_opposite_differences_of_ranks_that_may_have_met(self):
