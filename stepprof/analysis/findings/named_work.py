@@ -16,6 +16,7 @@ from stepprof.analysis.findings.wording import (
     having_of,
     inside,
     load_advice,
+    rest_of,
 )
 
 
@@ -116,7 +117,8 @@ def named_work(ledger: Ledger) -> None:
                 part.when,
                 kind.topic,
                 kind.text.replace("{process}", part.process).replace("{place}", inside(place))
-                + (having.phrase() if having else ""),
+                + (having.phrase() if having else "")
+                + rest_of(ledger, part),
                 why="; ".join(
                     filter(
                         None,
@@ -141,12 +143,19 @@ def _named(kind: _Kind, facts: Facts, part: Part) -> tuple[str, tuple[str, ...]]
     """
     is_engine = facts.timelines[part.process].process.kind == "engine"
     for depth, name in enumerate((part.role or "", *(() if is_engine else part.region))):
-        last = re.split("[./:]", name.lower())[-1]
-        if kind.names.fullmatch("_".join(re.findall("[a-z]+", last))) or (
-            kind.topic == "data" and name.startswith(NEXT_BATCH)
-        ):
+        if _is_named(kind, name) or (kind.topic == "data" and name.startswith(NEXT_BATCH)):
             return part.process, part.region[:depth]
     return None
+
+
+def _is_named(kind: _Kind, name: str) -> bool:
+    last = re.split("[./:]", name.lower())[-1]
+    return kind.names.fullmatch("_".join(re.findall("[a-z]+", last))) is not None
+
+
+def is_evaluation(role: str | None) -> bool:
+    """Return whether the name of a role says that it is an evaluation."""
+    return any(kind.topic == "evaluation" and _is_named(kind, role or "") for kind in KINDS)
 
 
 MOST = 0.9

@@ -15,6 +15,8 @@ POLLS = "wait for the result itself (a future, a queue) instead of polling for i
 RECEIVES = "it waits for the result itself: see what the awaited process does after its last recorded work, such as sending the result; a region in it shows its time"
 RESULT = re.compile(r"(?i)wait|acquire|join|\.get\b|result|recv")
 """Calls that return when the result is there."""
+PROGRAMS = "subprocess.py"
+"""The module that waits for another program."""
 LEAST_SLEPT = 0.1
 """Share of the time that a loop that asks again and again sleeps."""
 
@@ -55,16 +57,20 @@ def _claim(ledger: Ledger, part: Part, when: Intervals, what: str, *, in_all: bo
 def _polls(facts: Facts, part: Part) -> Intervals:
     """Return the time of a part in which its process may wait for what has finished.
 
-    Other threads and coroutines did not work then, and its stacks show no other call, such as one that writes a file.
+    Other threads and coroutines did not work then, and its stacks show no other call, such as one that writes a file or runs a
+    program. A call in which it waits for threads that work for half of the time waits for these: samples show their begin and end late.
     """
     signs, timeline = facts.signs[part.process], facts.timelines[part.process]
+    working = timeline.activity.others
     other = [
         (start, end)
         for stack, start, end in signs.shown(part.whole)
         if not (stack.waits or stack.names_own or stack.shows(IDLE))
+        or PROGRAMS in stack.modules
+        or (stack.waits and 2 * working.clip(stack.start, stack.end).total >= stack.end - stack.start)
     ]
     concurrent = [Intervals.unpack(nest.concurrent) for nest in timeline.nests]
-    return part.when - Intervals.of(other) - Intervals.all_of(concurrent) - timeline.activity.others
+    return part.when - Intervals.of(other) - Intervals.all_of(concurrent) - working
 
 
 def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:

@@ -6,7 +6,7 @@ from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
-from stepprof.analysis.findings.wording import doing, having_of, inside
+from stepprof.analysis.findings.wording import doing, having_of, inside, rest_of
 
 FEWEST_STEPS = 3
 MOST = 1 / 3
@@ -23,7 +23,7 @@ def rare_work(ledger: Ledger) -> None:
             part,
             part.when,
             "rare",
-            f"{part.process} spent {{seconds}} in {inside(part)}{having.phrase()}",
+            f"{part.process} spent {{seconds}} in {inside(part)}{having.phrase()}{rest_of(ledger, part)}",
             why="; ".join(filter(None, [having.evidence(), doing(ledger.facts, part)]))
             or "the regions of these steps show it",
             advice="record a step without it to see a usual step; do it less often, or concurrently with the steps",

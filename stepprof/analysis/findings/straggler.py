@@ -83,7 +83,11 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                 }
                 spent = _on_path(ledger, part, without)
             rest = others.keys() - {*also}
-            even = gain is None and not maybe and _takes_as_long(ledger, own, part.process, key, rest, excess)
+            even = (
+                gain is None
+                and not maybe
+                and _takes_as_long(ledger, own, part.process, key, rest, excess=excess)
+            )
             if (gain is not None and not also) or even or _saves_nothing(ledger, without):
                 continue  # another rank takes as long by other work
         more, equal = _more(ledger.facts, part, measure, (mine - middle) / max(middle, 1))
@@ -184,6 +188,7 @@ def _takes_as_long(
     process: str,
     place: Key,
     others: Iterable[str],
+    *,
     excess: float,
 ) -> bool:
     """Return whether one of some ranks works about as long as a process in a place and the regions that both have in its role.

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
+from stepprof.analysis.findings.named_work import is_evaluation
 from stepprof.analysis.report.generations import Generation
 from stepprof.analysis.report.intervals import Intervals
 from stepprof.analysis.report.rollout import Curve
@@ -24,10 +25,13 @@ _KINDS = ("engine", "work")
 
 
 def long_tail(ledger: Ledger) -> None:
-    """Claim, role by role, the time in which at most the last 5 % of its samples were generated."""
+    """Claim, role by role, the time in which at most the last 5 % of its samples were generated.
+
+    An evaluation needs all of them, and is a finding as a whole.
+    """
     claimed: set[str | None] = set()
     for each in ledger.facts.generations:
-        if each.whole and not each.unclear and each.role not in claimed:
+        if each.whole and not each.unclear and each.role not in claimed and not is_evaluation(each.role):
             claims = [_claim(ledger, each, curve) for curve in _phases(ledger.facts, each)]
             if any(claims):
                 claimed.add(each.role)

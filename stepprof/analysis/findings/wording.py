@@ -6,10 +6,11 @@ from collections import Counter, defaultdict
 from statistics import median
 
 from stepprof.analysis.findings.facts import Facts, Part
+from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.neighbours import Having
 from stepprof.analysis.findings.signs import LOADER, QUEUES, SHORTEST_NS
 from stepprof.analysis.report.division import FORWARD_STEPS
-from stepprof.analysis.report.wording import quoted
+from stepprof.analysis.report.wording import quoted, seconds_text
 
 LEAST_QUEUED = 0.2
 """The time without a CPU is stated if it is at least this share."""
@@ -40,6 +41,12 @@ def inside(part: Part) -> str:
     if part.name is None and part.role:
         return f"the window of {part.role}"
     return f"{place} (in {', '.join(around)})" if around else place
+
+
+def rest_of(ledger: Ledger, part: Part) -> str:
+    """Return the end of a sentence about the time of a part: how much of it other findings have."""
+    rest = part.claimed.total / 1e9
+    return f", not counting {seconds_text(rest)} of other findings" if rest >= ledger.least else ""
 
 
 def having_of(facts: Facts, part: Part, name: str) -> Having | None:

@@ -85,6 +85,10 @@ def test_no_two_findings_share_a_moment():
     ]
     (data,) = [each for each in made.findings if each.topic == "data"]
     assert data.why == "its name says so; its stacks: 50% in time.sleep in main (train.py:5)"
+    (saved,) = [each for each in made.findings if each.topic == "checkpoint"]
+    assert saved.text == (
+        "a checkpoint took 15 ms of the step: rank 0 in `save_checkpoint`, not counting 5 ms of other findings"
+    )
     placed = sorted((each.start, each.end) for each in made.findings if each.start is not None)
     assert all(one[1] <= other[0] for one, other in pairwise(placed))
 

@@ -9,6 +9,7 @@ from combined import found, path, report, stacks, topics
 from digested import spans
 
 from stepprof.analysis.findings.poll import POLLS, RECEIVES
+from stepprof.run.evidence import Frame
 
 
 def led(*more, end=5000):
@@ -68,6 +69,28 @@ class TestPoll:
     def test_a_driver_that_writes_a_file_does_not_poll(self, call):
         made = report(*led(), evidence=[stacks("driver", (0, 3000, "ray.get", 0.0), (3000, 2000, call, 0.0))])
         assert topics(made) == ["io"]
+
+    def test_a_driver_that_runs_a_program_does_not_poll(self):
+        """It evaluates in a process of its own, of which nothing is recorded."""
+        of = stacks("driver", (0, 3000, "ray.get", 0.0), (3000, 2000, "subprocess.run", 0.0))
+        waits, runs = of.stretches
+        frames = (Frame("wait", "subprocess.py", 9), Frame("run", "subprocess.py", 8), *runs.frames)
+        runs = replace(runs, frames=frames, call="os.waitpid", caller=runs.frames[0])
+        made = report(*led(), evidence=[replace(of, stretches=(waits, runs))])
+        assert found(made, "io") == [("actor driver", None, 2.0, 2.0)]
+        assert topics(made) == ["io"]
+
+    @pytest.mark.parametrize(("begins", "topic"), [(3000, "threads"), (3300, "threads"), (4500, "poll")])
+    def test_a_driver_whose_thread_works_does_not_poll(self, begins, topic):
+        """It joins the thread from 3 s on; a sample shows late that the thread works."""
+        of = stacks("driver", (0, 3000, "ray.get", 0.0), (3000, 2000, "thread.join", 0.0))
+        waits, joins = of.stretches
+        joins = replace(joins, frames=(Frame("join", "threading.py", 9), *joins.frames))
+        (works,) = stacks("driver", (begins, 5000 - begins, "verify", 1.0)).stretches
+        works = replace(works, thread=8, task="verify")
+        made = report(*led(), evidence=[replace(of, stretches=(waits, joins, works))])
+        assert topic in topics(made)
+        assert ("poll" in topics(made)) == (topic == "poll")
 
     def test_a_driver_whose_threads_work_does_not_poll(self):
         """Its thread waits for a pool that scores the samples."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from combined import report, topics
+from combined import found, report, topics
 from digested import MS, T0, engine, engine_entry, manifest, source, spans
 
 from stepprof.analysis.timeline.model import Origin
@@ -50,6 +50,20 @@ class TestLongTail:
             ("the reward's tail", 2.0, 2.0),
             ("the rollout's tail", 1.0, 1.0),
         ]
+
+    def test_an_evaluation_has_no_tail(self):
+        """It needs all samples: neither its last ones nor a shorter response are advice, and its time is one finding."""
+        made = report(
+            spans(
+                "driver",
+                ("window", "step", 0, 5000, None),
+                ("window", "validation", 1000, 3000, "validation"),
+            ),
+            engine(0, (1000, 1000, 64), (2000, 2000, 1), role="validation"),
+            manifests=entries("validation"),
+        )
+        assert found(made, "evaluation") == [("validation/0 worker 0", None, 3.0, 3.0)]
+        assert topics(made) == ["evaluation"]
 
     def test_a_second_rollout_with_few_samples_is_no_tail_of_the_first(self):
         """Between two rollouts of 64 and of 3 samples, the driver trains for 2 s."""
