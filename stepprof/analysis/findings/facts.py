@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.signs import Signs
+from stepprof.analysis.findings.step_times import kinds_of
 from stepprof.analysis.report.critical_path import Segment
 from stepprof.analysis.report.generations import Generation
 from stepprof.analysis.report.intervals import EMPTY, Intervals
@@ -59,13 +60,20 @@ class Facts:
         """Return a time as seconds of the report."""
         return (time - self.start) / 1e9
 
-    def inside(self, process: str, part: Part) -> Part:
-        """Return what a process did in the region of a part and below."""
+    def inside(self, process: str, part: Part, *, numbered: bool = False) -> Part:
+        """Return what a process did in the region of a part and below.
+
+        Args:
+            process: its label.
+            part: whose region it is.
+            numbered: in regions whose names differ from it in their numbers only.
+        """
         depth, timeline = len(part.region), self.timelines[process]
+        own = kinds_of(part.region) if numbered else part.region
         when = Intervals.of(
             (start, end)
             for start, end, role, region in timeline.stretches
-            if role == part.role and region[:depth] == part.region
+            if role == part.role and (kinds_of(region[:depth]) if numbered else region[:depth]) == own
         )
         if not part.region and timeline.process.origin.role == part.role:
             when |= timeline.generating  # an engine has neither windows nor regions
@@ -80,8 +88,13 @@ class Facts:
         return computing | communicating
 
     def alike(self, part: Part) -> list[Part]:
-        """Return what each process did in the region of a part and below."""
+        """Return what each process did in the region of a part and below. Others may have their own numbers in its name."""
         found = [self.inside(label, part) for label in self.timelines]
+        if part.region != kinds_of(part.region):
+            found = [
+                self.inside(each.process, part, numbered=True) if not len(each.when) else each
+                for each in found
+            ]
         return [each for each in found if len(each.when)]
 
     def lacks_regions(self, part: Part) -> bool:

@@ -48,6 +48,11 @@ def kind_of(name: str) -> str:
     return re.sub(r"[^\W_]*\d[^\W_]*", "#", name)
 
 
+def kinds_of(region: tuple[str, ...]) -> Kinds:
+    """Return the kinds of the names of a region and of those around it."""
+    return tuple(map(kind_of, region))
+
+
 def step_times(files: Iterable[Path], steps: Collection[int]) -> dict[int, StepTimes]:
     """Return the times of some steps of a process, without numbers that it used for several steps."""
     rows: dict[int, list[_Row]] = defaultdict(list)

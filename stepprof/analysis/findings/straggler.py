@@ -13,6 +13,7 @@ import numpy as np
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, share_of
 from stepprof.analysis.findings.signs import SHORTEST_NS
+from stepprof.analysis.findings.step_times import kinds_of
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, having_of, inside, lacks_cpu
 from stepprof.analysis.periodic import every, period
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
@@ -58,6 +59,11 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         peers = _peers(ledger.facts, part.process, part.role)
         peers = [label for label in peers if _comparable(ledger, part, label)]
         others = {label: most[label][key].total for label in peers if key in most[label]}
+        numbered = not others and any(_numbered(most[label], key) for label in peers)
+        if numbered:
+            others = _of_own_numbers(own.get(part.process, {}), most, peers, key)
+            if not others:
+                continue  # which of them is the same work is not known
         if not peers or bool(others) != shared or part.process not in own:
             continue
         mine = own[part.process][key].total
@@ -88,13 +94,13 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                 and not maybe
                 and _takes_as_long(ledger, own, part.process, key, rest, excess=excess)
             )
-            if (gain is not None and not also) or even or _saves_nothing(ledger, without):
+            if numbered or (gain is not None and not also) or even or _saves_nothing(ledger, without):
                 continue  # another rank takes as long by other work
         more, equal = _more(ledger.facts, part, measure, (mine - middle) / max(middle, 1))
         alone = middle <= LITTLE * mine
         named = part.name is not None and not any(_meeting(ledger.facts, each, part) for each in others)
         idle = ledger.facts.signs[part.process].are_idle(part.when)  # then its machine is not the cause
-        elsewhere = _in_other_steps(ledger.facts, part, measure, excess / 1e9)
+        elsewhere = _in_other_steps(ledger.facts, part, [] if numbered else measure, excess / 1e9)
         steps = elsewhere.text
         if elsewhere.often and not (more or alone or idle):
             steps += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
@@ -110,7 +116,8 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             who = also[0] if len(also) == 1 else f"{len(also)} other ranks"
             text = f"{part.process} and {who} took longer than {than} in {inside(part)}{apart}: together {{seconds}} on the path"
         else:
-            text = f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}"
+            which = ", and these in regions with other numbers in their names" if numbered else ""
+            text = f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{which}{apart}"
         named_together |= {(label, key) for label in also}
         ledger.claim(
             part,
@@ -153,6 +160,31 @@ def _measure(mine: int, others: Mapping[str, int]) -> tuple[float, list[str]]:
         if mine - low < 2 * (high - low) < 4 * (mine - low):
             return low, ordered[:half]
     return median(others.values()) if others else 0, [*others]
+
+
+def _numbered(own: Mapping[Key, Intervals], place: Key) -> list[Key]:
+    """Return the places of a process whose names differ from those of another one in their numbers only."""
+    kinds = kinds_of(place[1])
+    if kinds == place[1]:
+        return []
+    return [key for key in own if key[0] == place[0] and kinds_of(key[1]) == kinds]
+
+
+def _of_own_numbers(
+    own: Mapping[Key, Intervals],
+    others: Mapping[str, Mapping[Key, Intervals]],
+    peers: Iterable[str],
+    place: Key,
+) -> dict[str, int]:
+    """Return how long others are in the only place whose name differs from that of a rank in its numbers: each has its own number.
+
+    Returns:
+        Nothing if one of them has several: which of these is the same work is not known.
+    """
+    found = {label: _numbered(others[label], place) for label in peers}
+    if len(_numbered(own, place)) > 1 or any(len(keys) > 1 for keys in found.values()):
+        return {}
+    return {label: others[label][keys[0]].total for label, keys in found.items() if keys}
 
 
 def _than(measure: Sequence[str], others: Collection[str]) -> str:

@@ -110,6 +110,33 @@ def test_an_evaluation_by_engines():
     assert (found.topic, found.seconds, found.saves) == ("evaluation", 0.06, 0.06)
 
 
+@pytest.mark.parametrize("name", ["load_batch", "load_batch_{}", "worker{}/load_batch"])
+def test_work_with_the_number_of_its_rank(name):
+    """Both ranks load for 50 ms, then meet: without it, the step is that much shorter."""
+    made = combine(
+        [
+            digest(each)
+            for rank in range(2)
+            for each in (
+                spans(
+                    rank, ("window", "actor", 0, 100, "actor"), ("region", name.format(rank), 0, 50, "actor")
+                ),
+                trace(
+                    rank,
+                    ("thread", "cpu_op", "aten::mm", 50, 20),
+                    (("thread", "gloo"), "user_annotation", "gloo:all_reduce", 70, 30),
+                    world=2,
+                ),
+            )
+        ],
+        step=2,
+        run_id="r",
+        manifests=[manifest(*(window(rank, end=100) for rank in range(2)))],
+    )
+    (found,) = [each for each in made.findings if each.topic == "data"]
+    assert (found.seconds, found.saves) == (0.05, 0.05)
+
+
 class TestOtherSteps:
     """The sentence says which steps have such work, or how many of the steps around lack it."""
 

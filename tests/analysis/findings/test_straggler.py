@@ -352,6 +352,32 @@ class TestGain:
         made = synchronised(*[[("f", 1000), ("g", 1510)]] * 2, *[[("f", 1500), ("g", 1000)]] * 2)
         assert stragglers(made) == []
 
+    @pytest.mark.parametrize(
+        ("names", "gain"),
+        [(("shard_0", "shard_1"), 2.0), (("shard_0", "shard_1", "shard_2"), 2.0), (("left", "right"), None)],
+    )
+    def test_names_with_the_number_of_their_rank(self, names, gain):
+        """Rank 0 is in its region for 3 s, and each other one for 1 s in a region of its own number: these do the same work."""
+        made = synchronised(*([(name, 1000 if rank else 3000)] for rank, name in enumerate(names)))
+        (first,) = [each for each in made.findings if each.topic == "straggler" and each.start is not None]
+        if gain is None:
+            assert first.text.endswith(", and no other rank did")
+        else:
+            assert (first.process, first.region, first.seconds, first.saves) == (
+                "actor rank 0",
+                "shard_0",
+                gain,
+                gain,
+            )
+            assert first.text.endswith(
+                ", and these in regions with other numbers in their names, collectives not counted"
+            )
+
+    def test_several_regions_with_numbers(self):
+        """Rank 0 has the even shards, rank 1 the odd ones: which of them are the same work is not known."""
+        made = synchronised([("shard_0", 2000), ("shard_2", 1000)], [("shard_1", 1000), ("shard_3", 1000)])
+        assert stragglers(made) == []
+
     @pytest.mark.parametrize("loads", [(100, 660), (100, 740), (100, 400, 740)])
     def test_calls_until_a_common_time(self, loads):
         """Ranks collect episodes of 150 ms until 1.5 s. They end up to an episode apart: those that load for less time collect more."""
