@@ -68,6 +68,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         matched = re.search(r"at line (\d+)", str(error))
         line = int(matched[1]) if matched else len(text.splitlines()) or 1
         raise ConfigError(f"{path}:{line}: not valid TOML: {error}") from error
+    except ValueError as error:  # a NUL character in the path
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
 
 
 def plain(mapping: object) -> object:

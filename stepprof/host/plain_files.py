@@ -125,8 +125,11 @@ def json_files(folder: Path) -> list[Path]:
 
 
 def resolved(path: Path | str) -> Path:
-    """Return a path without links. A loop of links stays as it is, for its reader to report."""
-    return Path(os.path.realpath(path))
+    """Return a path without links. A loop of links, and what is no path, stay as they are, for their reader to report."""
+    try:
+        return Path(os.path.realpath(path))
+    except ValueError:  # a NUL character
+        return Path(path)
 
 
 def readable(name: str) -> str:

@@ -23,6 +23,7 @@ from stepprof.host.own_files import own_uid
 from stepprof.instrument.context import cell
 from stepprof.run.reachable_steps import reachable_step
 from stepprof.run.requests import Request, place_request
+from stepprof.run.runs import is_folder
 from stepprof.run.status import LIVE, read_statuses
 
 NEXT = "next"
@@ -75,10 +76,10 @@ def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes:
         raise ConfigError.at("step", step, f'expected a number or "{NEXT}"{nearest(step, [NEXT])}')
     number = 0 if isinstance(step, str) else step
     drafted = Request.make(number, count=count, role=role, **changes)
+    if not is_folder(path):
+        raise ConfigError.at("run", str(path), "no such folder")
     statuses = [status for status in read_statuses(path) if status["condition"] != "damaged"]
     living = [status for status in statuses if status["condition"] in (LIVE, "stale")]
-    if not path.is_dir():
-        raise ConfigError.at("run", str(path), "no such folder")
     if not living and (statuses or step == NEXT):
         what = (
             "the run has ended: it has no live process"

@@ -80,6 +80,12 @@ class TestFile:
         with pytest.raises(ConfigError, match="cannot be read: Is a directory"):
             load(here, {})
 
+    @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"])
+    def test_a_name_that_no_file_can_have(self, name: str) -> None:
+        """A name that is too long, or has a NUL character, is an error of the configuration."""
+        with pytest.raises(ConfigError):
+            load(name, {})
+
 
 class TestOmegaConf:
     def test_interpolations_are_resolved(self) -> None:

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if switched_off(environ):
         off = ["$STEPPROF switches stepprof off"]
     if status:
-        rest = "" if off else ", and none of its processes on this machine had a session"
+        rest = "" if off else ", and no process with its environment on this machine had a session"
         off = [f"the job ended with {exit_of(status)}{rest}", *off]
     for line in outcome(folder, before, runs, began, off):
         print_lines(line, file=sys.stderr)
@@ -300,7 +300,7 @@ def outcome(
     if not runs and off:
         yield quoted(f"stepprof: nothing was recorded: {'; '.join(off)}")
     elif not runs:
-        yield f"stepprof: nothing was recorded in {folder}, and no process of the job on this machine started a session in another folder"
+        yield f"stepprof: nothing was recorded in {folder}, and no process with the job's environment on this machine started a session in another folder"
         yield f"stepprof: `stepprof run` looks for {', '.join(FRAMEWORKS)}; stepprof doctor shows which of them it finds here"
         yield "stepprof: another loop calls stepprof.init() once, and has `with stepprof.profile_step(step):` around each step (docs/adopting.md)"
     for run in runs:

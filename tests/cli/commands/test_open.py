@@ -16,7 +16,9 @@ from urllib.request import url2pathname
 import pytest
 from runs import make_run, record
 
+from stepprof import open_run
 from stepprof.cli.main import main
+from stepprof.errors import ConfigError
 
 TRACE = b'{"baseTimeNanoseconds":1700000000000000000,"traceEvents":[{"ph":"X","name":"aten::add","ts":1,"dur":2}]}'
 
@@ -83,12 +85,15 @@ class TestWithoutAViewer:
         assert main(["open", f"./{run.name}", "--output-dir", str(run.parent)]) == 0
         assert capsys.readouterr().out.startswith(f"{tmp_path / run.name}\n")
 
+    @pytest.mark.parametrize("name", ["x" * 5000, "a\0b"], ids=["long", "nul"])
     @pytest.mark.parametrize("command", ["open", "check", "report", "merge", "export", "show"])
-    def test_a_name_that_is_too_long(self, command, tmp_path, capsys, monkeypatch) -> None:
-        """No file system has it, so there is no such run."""
+    def test_a_name_that_no_folder_can_have(self, command, name, tmp_path, capsys, monkeypatch) -> None:
+        """No file system has a name that is too long or has a NUL character, so there is no such run."""
         monkeypatch.chdir(tmp_path)
-        more = {"export": ["--parquet", "out"], "report": ["y" * 5000 + ":2"]}.get(command, [])
-        assert main([command, "x" * 5000, *more]) == 2
+        more = {"export": ["--parquet", "out"], "report": [f"{name}y:2"]}.get(command, [])
+        with pytest.raises(ConfigError, match="neither a run under"):
+            open_run(name)
+        assert main([command, name, *more]) == 2
         assert "neither a run under" in capsys.readouterr().err
 
     @pytest.mark.parametrize(

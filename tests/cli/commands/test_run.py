@@ -137,6 +137,18 @@ class TestRun:
         assert "trl, verl" in done.stderr
         assert "calls stepprof.init() once, and has `with stepprof.profile_step(step):`" in done.stderr
 
+    def test_a_process_without_the_environment_of_the_job(self, tmp_path) -> None:
+        """A process that has not inherited the environment may have recorded elsewhere: nothing is said about it."""
+        (tmp_path / "job.py").write_text(
+            LOOP.format(given="{'steps': '2', 'backend': 'null', 'output_dir': 'mine'}")
+        )
+        done = run(tmp_path, "--steps", "2", "--", "env", "-i", sys.executable, "job.py")
+        assert list(tmp_path.glob("mine/*/step-000002"))
+        first = done.stderr.splitlines()[-3]
+        assert first.startswith(
+            "stepprof: nothing was recorded in stepprof-runs, and no process with the job's environment "
+        )
+
     @pytest.mark.parametrize(
         ("given", "switch", "reason"),
         [

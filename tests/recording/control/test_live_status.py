@@ -585,6 +585,9 @@ class TestPython:
 
     def test_a_missing_run_folder_is_refused(self, tmp_path: Path) -> None:
         """If the folder of the run is missing, `ask` raises an error."""
+        for name in ("x" * 5000, "a\0b"):
+            with pytest.raises(ConfigError, match="no such folder"):
+                stepprof.trigger(name, step=5)
         with pytest.raises(ConfigError, match="no such folder"):
             ask(tmp_path / "nowhere", 3, count=1, role=None)
 
