@@ -344,7 +344,7 @@ def _(sentences: _Sentences, match: re.Match[str]) -> None:
 
 
 @_reads(
-    rf"(?P<who>.+) spent (?P<seconds>{TIME}) in collectives of (?P<phase>.+?)(?:; (?P<there>\d+) of (?P<all>\d+) members were recorded| that could not be matched across ranks), so the rank it waited for is unknown"
+    rf"(?P<who>.+) spent (?P<seconds>{TIME}) in nothing but collectives of (?P<phase>.+?)(?:; (?P<there>\d+) of (?P<all>\d+) members were recorded| that could not be matched across ranks), so the rank it waited for is unknown"
 )
 def _(sentences: _Sentences, match: re.Match[str]) -> None:
     known = sentences.everyone.get(key_of(match["who"]) or 0)

@@ -23,7 +23,7 @@ none.
 """
 
 _DEVICE = re.compile(
-    r"nccl|\brccl|hccl|hcom_|mscclpp|nvshmem|deep_?ep|cross_device_reduce|(one|two)_shot_all|multimem_all"
+    r"nccl|\brccl|hccl|hcom_|msccl|nvshmem|deep_?ep|cross_device_reduce|(one|two)_shot_all|multimem_all"
     r"|all_?reduce|all_?gather|reduce_?scatter|all_?to_?all",
     re.IGNORECASE,
 )

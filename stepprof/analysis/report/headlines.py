@@ -381,7 +381,7 @@ def _unmatched(rows: Sequence[UnmatchedTime], least: float) -> list[Finding]:
         most = row.spent[0]
         if most.seconds < least:
             continue
-        text = f"{most.label} spent {seconds_text(most.seconds)} in collectives of {_phase(row.role, row.region)}"
+        text = f"{most.label} spent {seconds_text(most.seconds)} in nothing but collectives of {_phase(row.role, row.region)}"
         if row.recorded and row.members and row.recorded < row.members:
             text += f"; {row.recorded} of {row.members} members were recorded, so the rank it waited for is unknown"
         else:

@@ -49,9 +49,10 @@ def of_marked_steps(digests: Sequence[Digest]) -> list[Finding]:
     this = of[0].marked_step
     slowest = max(steps, key=lambda step: step.length)
     median = next(step for step in steps if step.number == median_step(steps))
+    longest, shortest = (seconds_text(pick(step.length for step in steps) / 1e9) for pick in (max, min))
+    each = f"torch's profiler marked {len(steps)} steps ({ranges(sorted(step.number for step in steps))}): this is step {this}; "
+    if longest == shortest:
+        return [Finding(f"{each}all of them took {longest}", "steps")]
     middle = "" if len(steps) < 3 else f"the median is {seconds_text(median.length / 1e9)}, "
-    text = (
-        f"torch's profiler marked {len(steps)} steps ({ranges(sorted(step.number for step in steps))}): this is step {this}; "
-        f"{middle}the slowest is step {slowest.number} with {seconds_text(slowest.length / 1e9)}"
-    )
+    text = f"{each}{middle}the slowest is step {slowest.number} with {longest}"
     return [Finding(text, "steps", advice=f"`--step {slowest.number}` reports on the slowest one")]

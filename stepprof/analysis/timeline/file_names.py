@@ -12,10 +12,12 @@ from pathlib import Path
 
 from stepprof.analysis.timeline.model import Origin
 from stepprof.analysis.timeline.raw import read_header
-from stepprof.formats.npu_folder import is_database
+from stepprof.formats.npu_folder import OUTPUT, is_database
 from stepprof.host.plain_files import resolved
 
 _SGLANG = re.compile(r"-TP-(\d+)")
+_NPU_INFO = re.compile(r"profiler_info_(\d{1,9})\.json")
+_MERGED = re.compile(r"merged-(.+)\.trace\.json(?:\.gz)?")
 _RANK = re.compile(r"(?:^|[^a-z])rank[-_]?(\d+)", re.IGNORECASE)
 _GROUP = re.compile(r"(?:^|[^a-z])dp[-_]?(\d+)", re.IGNORECASE)
 _HANDLER = re.compile(r"(?P<host>[A-Za-z0-9.-]+)_(?P<pid>\d+)\.\d+\.pt\.trace\.json(?:\.gz)?")
@@ -51,6 +53,16 @@ def shortened(origins: Sequence[Origin]) -> list[Origin]:
         replace(each, short=name if count[name] == 1 else "")
         for each, name in zip(origins, names, strict=True)
     ]
+
+
+def merged_from(name: str) -> str | None:
+    """Return the start of the names of the traces that SGLang merged into a file; None: it is no such file.
+
+    >>> merged_from("merged-1690000000.25.trace.json.gz"), merged_from("1690000000.25-TP-1.trace.json.gz")
+    ('1690000000.25-', None)
+    """
+    match = _MERGED.fullmatch(name)
+    return f"{match[1]}-" if match else None
 
 
 def worker_of(name: str) -> int | None:
@@ -91,7 +103,21 @@ def origin_of_file(path: Path, shown: str) -> tuple[Origin, list[str]]:
     ranked = type(stated) is int and isinstance(distributed, dict) and distributed.get("world_size") != 1
     if rank is None and type(stated) is int:
         rank = stated
+    if rank is None and (npu := _rank_of_npu(resolved(path))) is not None:
+        rank, ranked, stated = npu, True, npu
     return Origin("trace", shown, None, rank, None, host, pid, ranked=ranked and rank == stated), findings
+
+
+def _rank_of_npu(path: Path) -> int | None:
+    """Return the rank of a result of torch_npu's analysis, which torch_npu states in the name of its description of the recording."""
+    if path.parent.name != OUTPUT:
+        return None
+    found = [
+        int(match[1])
+        for each in path.parents[1].glob("profiler_info_*.json")
+        if (match := _NPU_INFO.fullmatch(each.name)) is not None
+    ]
+    return found[0] if len(found) == 1 else None
 
 
 def stated_step(path: Path) -> tuple[str | None, int | None]:

@@ -15,7 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from stepprof.analysis.timeline.clocks import Clocks
-from stepprof.analysis.timeline.file_names import origin_of_file, shortened, stated_step, worker_of
+from stepprof.analysis.timeline.file_names import (
+    merged_from,
+    origin_of_file,
+    shortened,
+    stated_step,
+    worker_of,
+)
 from stepprof.analysis.timeline.manifest_sources import (
     TRACES,
     Input,
@@ -356,12 +362,19 @@ def _from_files(found: Found, path: Path) -> None:
     files = [path] if single else sorted(file for file in path.rglob("*") if file.is_file())
     passed: list[str] = []
     packed: list[str] = []
+    merged: list[str] = []
     headed: list[tuple[Path, Origin, bool]] = []
     for file in files:
         if not single and not _may_be_trace(file):
             packed += [readable(file.relative_to(path).as_posix())] if is_packed_name(file.name) else []
             continue
         shown = readable(file.name if single else file.relative_to(path).as_posix())
+        parts = None if single else merged_from(file.name)
+        if parts is not None and any(
+            each.name.startswith(parts) and each.parent == file.parent for each in files
+        ):
+            merged.append(shown)
+            continue
         origin, problems = origin_of_file(file, shown)
         headed.append((file, origin, not single and (bool(problems) or not_a_trace(file) is not None)))
     alike = {_NUMBER.sub("0", file.name) for file, _, is_doubtful in headed if not is_doubtful}
@@ -372,6 +385,7 @@ def _from_files(found: Found, path: Path) -> None:
         found.inputs.append(Input(origin, (str(resolved(file)),), file.stat().st_size))
     for what, those in (
         ("JSON files that are not traces ignored", passed),
+        ("files that have other traces of the folder once more left out", merged),
         ("files in a form that is not read ignored (decompress archives, convert lines of JSON)", packed),
     ):
         if those:

@@ -299,7 +299,7 @@ class TestSkew:
             "actor rank 1": 0.025,
         }
         assert [each.text for each in made.findings if each.topic == "collectives"] == [
-            "actor rank 0 spent 30 ms in collectives of actor; 2 of 3 members were recorded, so the rank it waited for is unknown"
+            "actor rank 0 spent 30 ms in nothing but collectives of actor; 2 of 3 members were recorded, so the rank it waited for is unknown"
         ]
 
     def test_captures_of_different_roles_may_hold_the_calls_of_one_group(self):

@@ -118,6 +118,7 @@ class TestWork:
             ("ncclKernel_AllGather_RING_LL_Sum_int8_t", True),
             ("hcom_allReduce__123_0_1", True),
             ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 2>", True),
+            ("mscclKernel_Sum_float_Simple(mscclDevCommAndChannelStorage)", True),
             ("void at::native::reduce_kernel<512>", False),
             ("Broadcast_elementwise", False),
         ],

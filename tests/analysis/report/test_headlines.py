@@ -164,13 +164,13 @@ class TestCollectives:
 
     def test_how_many_members_were_recorded(self):
         assert texts(unmatched=[self.spent(region="update")]) == [
-            "actor rank 0 spent 1.5 s in collectives of update (actor); 3 of 4 members were recorded, so the rank it waited for is unknown"
+            "actor rank 0 spent 1.5 s in nothing but collectives of update (actor); 3 of 4 members were recorded, so the rank it waited for is unknown"
         ]
 
     @pytest.mark.parametrize(("recorded", "members"), [(None, None), (4, 4)])
     def test_unmatched_collectives_are_reported(self, recorded, members):
         assert texts(unmatched=[self.spent(recorded=recorded, members=members)]) == [
-            "actor rank 0 spent 1.5 s in collectives of actor that could not be matched across ranks, so the rank it waited for is unknown"
+            "actor rank 0 spent 1.5 s in nothing but collectives of actor that could not be matched across ranks, so the rank it waited for is unknown"
         ]
 
     def test_little_time_is_not_reported(self):

@@ -333,6 +333,22 @@ class TestSteps:
             "torch's profiler marked 2 steps (5-6): this is step 5; the slowest is step 6 with 80.0 ms"
         ]
 
+    def test_steps_of_one_length(self, reported: Reported) -> None:
+        """None of them is the slowest one."""
+        events = [
+            each
+            for number in range(3)
+            for each in (
+                slice_(f"ProfilerStep#{number}", "user_annotation", 50_000.0 * number, 50_000 - number / 10),
+                slice_("aten::mm", "cpu_op", 50_000.0 * number, 49_000),
+            )
+        ]
+        (finding,) = (each for each in reported(events)["findings"] if each["topic"] == "steps")
+        assert finding["text"] == (
+            "torch's profiler marked 3 steps (0-2): this is step 0; all of them took 50.0 ms"
+        )
+        assert finding["advice"] is None
+
     def test_a_step_ends_where_the_next_one_begins(self, reported: Reported) -> None:
         """Also if nothing was recorded before that: the length is that of the table of steps."""
         marks = [slice_(f"ProfilerStep#{at}", "user_annotation", 100.0 * at, 80) for at in range(3)]

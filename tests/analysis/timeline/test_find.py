@@ -368,6 +368,34 @@ class TestFiles:
         found = find([tmp_path], output_dir=tmp_path / "none")
         assert labels(found) == ["a_trace.json", "b_trace.json", "c_trace.json"]
 
+    def test_ranks_of_torch_npu(self, tmp_path):
+        """The name of its description of a recording states the rank; that of a process alone states none."""
+        for name, info in (("a", "profiler_info_3.json"), ("b", "profiler_info.json")):
+            folder = tmp_path / f"{name}_7_2025_ascend_pt"
+            (folder / "ASCEND_PROFILER_OUTPUT").mkdir(parents=True)
+            (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_bytes(trace())
+            (folder / info).write_text("{}")
+        found = find([tmp_path], output_dir=tmp_path / "none")
+        assert [(each.origin.rank, each.origin.host) for each in found.inputs] == [(3, None), (None, None)]
+        assert labels(found)[0] == "rank 3"
+
+    def test_a_merged_trace_next_to_its_parts(self, tmp_path):
+        """SGLang writes both into one folder: the parts are read once, and the merged one where it is alone or named."""
+        merged = tmp_path / "merged-169.5.trace.json"
+        for name in ("169.5-TP-0.trace.json", "169.5-TP-1.trace.json", merged.name):
+            (tmp_path / name).write_bytes(trace())
+        found = find([tmp_path], output_dir=tmp_path / "none")
+        assert [each.origin.path for each in found.inputs] == [
+            "169.5-TP-0.trace.json",
+            "169.5-TP-1.trace.json",
+        ]
+        said = f"files that have other traces of the folder once more left out: {merged.name}"
+        assert found.findings == [(str(tmp_path), said)]
+        assert len(find([merged], output_dir=tmp_path / "none").inputs) == 1
+        for part in tmp_path.glob("169*"):
+            part.unlink()
+        assert len(find([tmp_path], output_dir=tmp_path / "none").inputs) == 1
+
     def test_single_file(self, tmp_path):
         """A single file defines the clock itself."""
         (tmp_path / "a.json").write_bytes(trace(host="x"))
