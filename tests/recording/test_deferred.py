@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from stepprof.run.runs import find_run
+
 WORKERS = """
 import multiprocessing, sys
 import stepprof
@@ -65,6 +67,34 @@ if __name__ == "__main__":
     rank.join()
 """
 
+LOADERS = """
+import multiprocessing
+import stepprof, torch
+from torch.utils.data import DataLoader, Dataset
+stepprof.init({"steps": "1", "backend": "null", "output_dir": "runs"})
+
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+    @stepprof.region("decode")
+    def __getitem__(self, index):
+        return torch.tensor(index)
+
+if __name__ == "__main__":
+    methods = ("spawn", "forkserver", "fork")
+    loaders = [
+        DataLoader(Numbers(), batch_size=2, num_workers=2, multiprocessing_context=method, persistent_workers=True)
+        for method in methods
+    ]
+    for step in (1, 2):
+        with stepprof.profile_step(step):
+            for batches in [iter(loader) for loader in loaders]:
+                print([batch.tolist() for batch in batches])
+    stepprof.shutdown()
+    # a later process that records no step, as a second job or an evaluation
+    stepprof.init({"steps": "1", "backend": "null", "output_dir": "runs"}, run_id="later")
+"""
+
 
 def ran(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     (folder / "job.py").write_text(script)
@@ -75,7 +105,7 @@ def ran(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProce
         env=environ,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
@@ -109,6 +139,18 @@ class TestChildren:
         ]
         spans = [(line["name"], line["step"]) for line in lines if line.get("kind") in ("window", "region")]
         assert sorted(spans) == sorted([("step", 1), ("forward", 1), ("step", 2)] * 2)
+
+
+@pytest.mark.torch
+def test_workers_of_loaders(tmp_path: Path) -> None:
+    """Workers of a `DataLoader` make no run, however they start. A command finds the run with the step among newer ones."""
+    done = ran(tmp_path, LOADERS)
+    assert done.stdout.splitlines() == ["[[0, 1], [2, 3]]"] * 6
+    found = sorted(path.parent for path in (tmp_path / "runs").glob("*/run.json"))
+    [recorded] = [path for path in found if path.name != "later"]
+    assert [path.name for path in recorded.glob("step-*")] == ["step-000001"]
+    assert [path.name for path in (recorded / "status").iterdir()] == ["rank-0.json"]
+    assert find_run(tmp_path / "runs") == recorded
 
 
 def test_the_first_window_is_left_open(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from typing import NoReturn
 from stepprof.host.process_identity import process_start
 from stepprof.host.system_calls import signals, system
 from stepprof.interrupts import is_interrupt
+from stepprof.recording.export.held_handlers import handlers_held
 
 LIFE_SECONDS = 900
 """The kernel ends a child after this, also one that hangs and has lost its parent."""
@@ -47,13 +48,16 @@ UNKNOWN = object()
 
 @contextlib.contextmanager
 def signals_held() -> Iterator[set[int]]:
-    """Block every signal of this thread until the block ends: right after the fork it would run the
-    parent's handler in the child. Yield the mask to restore.
+    """Block every signal of this thread, and hold back the handlers of the job, until the block ends: right after the fork
+    this thread would run a handler in the child. Yield the mask to restore.
 
-    Another thread may still receive a signal. If its handler then runs in a hook of `os.register_at_fork`, Python drops what the handler raises;
+    What another thread sends to this one (``PyThreadState_SetAsyncExc``) may be raised in a hook of `os.register_at_fork`, where Python drops it;
     the end of this block raises it instead.
     """
-    before = {int(number) for number in signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())}
+    if threading.current_thread() is not threading.main_thread():  # handlers run in the main thread alone
+        with _blocked() as before:
+            yield before
+        return
     dropped: list[BaseException] = []
     hook = sys.unraisablehook
 
@@ -64,17 +68,23 @@ def signals_held() -> Iterator[set[int]]:
         else:
             hook(args)
 
-    runs_handlers = threading.current_thread() is threading.main_thread()
-    if runs_handlers:
-        sys.unraisablehook = keep
+    sys.unraisablehook = keep
+    try:
+        with handlers_held(), _blocked() as before:
+            yield before
+    finally:
+        sys.unraisablehook = hook
+        if dropped:
+            raise dropped[0]
+
+
+@contextlib.contextmanager
+def _blocked() -> Iterator[set[int]]:
+    before = {int(number) for number in signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())}
     try:
         yield before
     finally:
-        if runs_handlers:
-            sys.unraisablehook = hook
         signals.pthread_sigmask(signals.SIG_SETMASK, before)
-        if dropped:
-            raise dropped[0]
 
 
 def loses_children() -> bool:
