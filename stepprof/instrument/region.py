@@ -12,6 +12,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import _GeneratorContextManager
+from threading import get_ident
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
 
@@ -139,9 +140,55 @@ class Region:
 class LaneRegion(Region):
     """A region of a generator or coroutine: it may be suspended while others run on the same thread."""
 
-    __slots__ = ()
+    __slots__ = ("_apart", "_frame", "_key")
 
     lane = True
+    _apart: int | None
+    """What tells its span apart if it began while another generator of its name was suspended: it is no recursion of that one."""
+    _frame: FrameType
+    _key: tuple[int, str] | None
+
+    def __enter__(self) -> Region:
+        """Begin the region of a generator."""
+        self._start, self._apart, self._key = 0, None, None
+        super().__enter__()
+        if self._start:
+            self._frame, self._key = sys._getframe(1), (get_ident(), self._name)
+            opened = _generators.setdefault(self._key, [])
+            if opened:  # a suspended frame has no caller
+                callers = [each for each in opened if each._frame.f_back is not None]
+                self._apart = callers[-1]._apart if callers else id(self)
+            opened.append(self)
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._key is not None and (opened := _generators.get(self._key)) is not None:
+            if self in opened:
+                opened.remove(self)
+            if not opened:
+                _generators.pop(self._key, None)
+        recorder = cell.recorder
+        if self._apart is None or recorder is None or not self._start or self._start < recorder.began:
+            super().__exit__(exc_type, exc, traceback)
+            return
+        start, self._start, where, self._where = self._start, 0, self._where, None
+        failed = exc_type is not None and exc_type is not GeneratorExit
+        end, token, self._token = perf_counter_ns(), self._token, None
+        _record(recorder, self._name, start, end, where, self._attributes, failed, token, self._apart)
+
+    async def __aenter__(self) -> Region:
+        return Region.__enter__(self)
+
+    async def __aexit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        Region.__exit__(self, exc_type, exc, traceback)
+
+
+_generators: dict[tuple[int, str], list[LaneRegion]] = {}
+"""The open regions of generators, by the thread and the name with which they began."""
 
 
 def _timed(function: Callable[..., Any], name: str, attributes: dict[str, object]) -> Callable[..., Any]:
@@ -184,11 +231,12 @@ def _record(  # noqa: PLR0917 - keywords cost, and this is what a span costs
     attributes: dict[str, object],
     failed: bool,
     token: object,
+    apart: int | None = None,
 ) -> None:
     """Record the end of a region: its span, and its end in the running capture."""
     thread = recorder.thread.id
     loop = recorder.task_loop()
-    task = None if loop is None else id(recorder.current_task(loop))
+    task = apart if loop is None else id(recorder.current_task(loop))
     if attributes:
         for value in attributes.values():
             if value.__class__ not in SIMPLE:

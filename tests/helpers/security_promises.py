@@ -93,6 +93,8 @@ SHOWN_BY = {
     "those that stepprof was given, and what is a secret by its name, place or form.": [
         "redaction/test_messages.py::test_every_form_of_a_secret",
         "redaction/test_secret_places.py",
+        "host/test_command_line.py::test_a_secret_is_not_shown",
+        "recording/test_session.py::test_secrets_of_the_command_are_masked",
     ],
     "A secret with no such sign is not recognised: put secrets into the environment.": [],
     "Control characters are shown as escapes.": [

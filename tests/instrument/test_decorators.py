@@ -19,6 +19,7 @@ from spanning import only, spans_of
 import stepprof
 from stepprof import profile_step, region
 from stepprof.instrument.context import cell
+from stepprof.run.outermost_spans import Outermost
 
 
 @region("module_level")
@@ -467,6 +468,32 @@ class TestRealLife:
         list(second)
         a, b = spans_of(session, "g")
         assert a["start"] <= b["start"] < a["start"] + a["dur"] <= b["start"] + b["dur"]
+
+    def test_generators_inside_each_other_in_time(self, session) -> None:
+        """Generators that are advanced in turn are calls of their own, also if the last one ends first. What a
+        generator calls itself is a recursion.
+        """
+
+        @region("g")
+        def g(depth: int):
+            yield
+            if depth:
+                yield from g(depth - 1)
+
+        opened = [g(2) for _ in range(3)]
+        for each in opened:
+            next(each)
+        for each in reversed(opened):
+            list(each)
+        list(g(1))
+        opened[0] = g(0)
+        next(opened[0])
+        opened[0].close()
+        outermost = Outermost()
+        for span in sorted(spans_of(session, "g"), key=lambda span: span["start"] + span["dur"]):
+            outermost.add(span)
+        assert len(spans_of(session, "g")) == 3 * 3 + 2 + 1
+        assert len(outermost.seconds_of_each) == 3 + 1 + 1
 
     def test_a_recursive_function(self, session) -> None:
         """Each recursive call has a span inside that of its caller."""
