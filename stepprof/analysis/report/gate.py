@@ -65,6 +65,16 @@ def gate_runs(a: RunSteps, b: RunSteps, limit: float) -> Gate:
     missing = _missing(("run A", a, both), ("run B", b, both))
     if missing is not None:
         return _unknown(missing, limit)
+    judged = _judged_steps(a, b, both, limit)
+    lacking = [visit for visit in a.usual if visit not in b.windows or b.is_cut(visit)]
+    if not lacking:
+        return judged
+    step = "step" if len(lacking) == 1 else "steps"
+    return replace(judged, text=f"{judged.text}; run A alone has finished {step} {_numbers(lacking)}")
+
+
+def _judged_steps(a: RunSteps, b: RunSteps, both: Sequence[Visit], limit: float) -> Gate:
+    """Judge the steps that both runs have."""
     if a.marked:
         return _judged_medians(
             a.windows, b.windows, both, limit, f"{len(both)} steps that torch's profiler marked"
@@ -195,7 +205,11 @@ def _named(ranks: Sequence[Rank]) -> str:
 
 
 def _steps(visits: Iterable[Visit]) -> str:
-    return f"steps {ranges(sorted({step for step, _ in visits}))}"
+    return f"steps {_numbers(visits)}"
+
+
+def _numbers(visits: Iterable[Visit]) -> str:
+    return ranges(sorted({step for step, _ in visits}))
 
 
 def _judged_medians(

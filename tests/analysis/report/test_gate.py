@@ -176,7 +176,18 @@ class TestTwoRuns:
 
     def test_only_steps_of_both_runs_are_compared(self):
         """The steps of A become longer with time, and B ended early: its steps are as long as those of A."""
-        assert judged([1.0] * 8 + [3.0] * 20, [1.0] * 8).verdict == "none"
+        found = judged([1.0] * 8 + [3.0] * 20, [1.0] * 8)
+        assert found.verdict == "none"
+        assert found.text.endswith("; run A alone has finished steps 10-29")
+        assert "alone has finished" not in judged([1.0] * 8, [1.0] * 8 + [3.0] * 20).text
+
+    def test_a_run_whose_last_step_was_not_finished(self):
+        """SIGTERM ended B in its ninth step: that is in no median, and the text says so."""
+        before, after = run_of([1.0] * 8), run_of([1.0] * 8)
+        after.processes[0].cut.add((8, 0))
+        found = gate_runs(before, after, LIMIT)
+        assert found.verdict == "none"
+        assert found.text.endswith("; run A alone has finished step 8")
 
     def test_runs_of_other_steps_are_not_judged(self):
         found = gate_runs(run_of([1.0] * 8), run_of([3.0] * 8, first=100), LIMIT)
