@@ -395,8 +395,10 @@ def _before_windows(each: Timeline, opened: _Windows, start: int, *, possible: b
     the process whose window ended last, if the next one begins as soon as that. If it begins later, the wait is possible.
     """
     bounds = [(start, start), *((stretch[0], stretch[1]) for stretch in each.stretches)]
-    for number, ((_, since), (opened_at, _)) in enumerate(pairwise(bounds)):
+    for number, ((_, ended), (opened_at, _)) in enumerate(pairwise(bounds)):
         begin, _ = each.with_held(opened_at, opened_at)
+        # before it waits, the profiler stops
+        since = each.with_held(ended, ended)[1] if number else ended
         if begin - since < LEAST_NS:
             continue
         driver = opened.driver(each, begin, each.stretches[number][2])

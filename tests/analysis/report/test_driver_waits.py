@@ -347,3 +347,26 @@ class TestRecording:
             ("actor rank 0", 4.0, 5.0, "recording"),
         ]
         assert "poll" not in topics(made)
+
+    def test_a_profiler_that_stops_after_a_call_gives_no_slack(self):
+        """The driver calls two ranks twice. The profiler holds both up for 50 ms after the first call: if rank 1 worked there for longer
+        than rank 0 does, the driver would make its second call later.
+        """
+        roles = [("ref", 0, 2000, 1000), ("actor", 2500, 4000, 3000)]
+        manifests = [
+            manifest(
+                *(
+                    window(rank, role, start=start, end=start + length[rank], stall_seconds=0.05)
+                    for rank in range(2)
+                    for role, start, *length in roles
+                )
+            )
+        ]
+        ranks = [
+            rank(number, *((role, start, length[number]) for role, start, *length in roles))
+            for number in range(2)
+        ]
+        made = report(driver(("ref", 0, 2100), ("actor", 2400, 4200), end=6600), *ranks, manifests=manifests)
+        assert slack(made)["rank 1", "ref"] == 1.0
+        assert slack(made)["rank 1", "actor"] == 1.0
+        assert slack(made)["rank 0", "ref"] == slack(made)["rank 0", "actor"] == 0.0
