@@ -50,6 +50,7 @@ not a problem.
 ONE_PROCESS = "step in its slowest process"
 WHOLE_TRACE = "whole trace"
 UNTIL_NEXT = "step until the next one begins"
+NO_ROLE = "a window without a role"
 
 _Times = Mapping[Part, Sequence[ProcessTime]]
 """The time of each role and region in each process, by its own clock."""
@@ -85,6 +86,7 @@ def compare(a: Report, b: Report, a_run: RunSteps | None = None, b_run: RunSteps
         *_rollouts(a, b, runs),
     ]
     headline = [row for row in rows if row.change.topic == "step"][:1]
+    rows = [row for row in rows if not _repeats(row.change, headline)]
     rows.sort(key=lambda row: -abs(row.change.b - row.change.a))
     findings = [*map(_headline, headline), *_findings(a, [row for row in rows if row not in headline])]
     return Comparison(
@@ -93,6 +95,17 @@ def compare(a: Report, b: Report, a_run: RunSteps | None = None, b_run: RunSteps
         findings=findings,
         changes=[row.change for row in rows][:MOST_CHANGES],
         problems=[*_problems(a, b, likes), *_warm_up(a, b, runs)],
+    )
+
+
+def _repeats(change: Change, headline: Sequence[_Row]) -> bool:
+    """Return whether a change is that of the step once more: its windows without a role are as long as it is."""
+    return change.what == NO_ROLE and any(
+        all(
+            abs(mine - whole) <= WORTH_SAYING * whole
+            for mine, whole in ((change.a, row.change.a), (change.b, row.change.b))
+        )
+        for row in headline
     )
 
 
@@ -170,7 +183,7 @@ def _by_part(report: Report) -> _Times:
 def _what(part: Part) -> str:
     role, region = part
     if region is None:
-        return role or "the whole step"
+        return role or NO_ROLE
     return region if role is None else f"{role}: {region}"
 
 

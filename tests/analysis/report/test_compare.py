@@ -70,6 +70,15 @@ class TestChanges:
         assert slower.noise == slower.noise_steps == pytest.approx(2.57 * 2**0.5 * 0.0753, rel=1e-3)
         assert not change(compared, "ref").significant
 
+    @pytest.mark.parametrize(
+        ("seconds", "rows"), [(9.95, ["step"]), (6.0, ["step", "a window without a role"])]
+    )
+    def test_windows_without_a_role_that_are_the_step(self, seconds, rows):
+        """A window around the whole step is as long as it: its change is stated once."""
+        before = report(roles=[time_of(None, seconds, role=None)])
+        after = report(20.0, step=3, roles=[time_of(None, 20.0, role=None)])
+        assert sorted((each.what for each in compare(before, after).changes), reverse=True) == rows
+
     def test_the_largest_change_comes_first(self):
         compared = compare(
             report(10.0, regions=[time_of("a", 1.0), time_of("b", 5.0)]),
