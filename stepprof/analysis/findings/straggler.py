@@ -12,15 +12,14 @@ import numpy as np
 
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, share_of
+from stepprof.analysis.findings.own_numbers import Key, counterpart, is_numbered
 from stepprof.analysis.findings.signs import SHORTEST_NS
-from stepprof.analysis.findings.step_times import kinds_of
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, having_of, inside, lacks_cpu
 from stepprof.analysis.periodic import every, period
 from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
 from stepprof.analysis.report.timelines import Timeline
 from stepprof.analysis.report.wording import seconds_text
 
-Key = tuple["str | None", tuple[str, ...]]
 BALANCE = "balance the work over the ranks: sort or pack sequences by length"
 COMPARE = "compare its machine with the others: other processes on its cores, clock rates, thermal limits"
 LOOK = "look at what it does there: its stacks and its operators; a region around it shows whether the other ranks do it too"
@@ -59,9 +58,9 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         peers = _peers(ledger.facts, part.process, part.role)
         peers = [label for label in peers if _comparable(ledger, part, label)]
         others = {label: most[label][key].total for label in peers if key in most[label]}
-        numbered = not others and any(_numbered(most[label], key) for label in peers)
+        numbered = not others and any(is_numbered(key, most[label]) for label in peers)
         if numbered:
-            others = _of_own_numbers(own.get(part.process, {}), most, peers, key)
+            others = _of_own_numbers(ledger, most, part, peers)
             if not others:
                 continue  # which of them is the same work is not known
         if not peers or bool(others) != shared or part.process not in own:
@@ -162,29 +161,23 @@ def _measure(mine: int, others: Mapping[str, int]) -> tuple[float, list[str]]:
     return median(others.values()) if others else 0, [*others]
 
 
-def _numbered(own: Mapping[Key, Intervals], place: Key) -> list[Key]:
-    """Return the places of a process whose names differ from those of another one in their numbers only."""
-    kinds = kinds_of(place[1])
-    if kinds == place[1]:
-        return []
-    return [key for key in own if key[0] == place[0] and kinds_of(key[1]) == kinds]
-
-
 def _of_own_numbers(
-    own: Mapping[Key, Intervals],
-    others: Mapping[str, Mapping[Key, Intervals]],
+    ledger: Ledger,
+    own: Mapping[str, Mapping[Key, Intervals]],
+    part: Part,
     peers: Iterable[str],
-    place: Key,
 ) -> dict[str, int]:
-    """Return how long others are in the only place whose name differs from that of a rank in its numbers: each has its own number.
-
-    Returns:
-        Nothing if one of them has several: which of these is the same work is not known.
-    """
-    found = {label: _numbered(others[label], place) for label in peers}
-    if len(_numbered(own, place)) > 1 or any(len(keys) > 1 for keys in found.values()):
-        return {}
-    return {label: others[label][keys[0]].total for label, keys in found.items() if keys}
+    """Return how long others are in the regions in which they do the work of a part: their names have other numbers."""
+    timelines = ledger.facts.timelines
+    mine, place = timelines[part.process].process.origin.rank, (part.role, part.region)
+    found = {}
+    for label in peers:
+        other = timelines[label].process.origin.rank
+        if isinstance(mine, int) and isinstance(other, int):
+            key = counterpart(place, mine, own.get(part.process, {}), other, own[label])
+            if key is not None:
+                found[label] = own[label][key].total
+    return found
 
 
 def _than(measure: Sequence[str], others: Collection[str]) -> str:

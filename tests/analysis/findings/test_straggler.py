@@ -375,8 +375,18 @@ class TestGain:
 
     def test_several_regions_with_numbers(self):
         """Rank 0 has the even shards, rank 1 the odd ones: which of them are the same work is not known."""
-        made = synchronised([("shard_0", 2000), ("shard_2", 1000)], [("shard_1", 1000), ("shard_3", 1000)])
+        made = synchronised([("shard_4", 2000), ("shard_2", 1000)], [("shard_5", 1000), ("shard_3", 1000)])
         assert stragglers(made) == []
+
+    def test_numbers_of_calls_and_of_ranks(self):
+        """Each micro-batch has a region of its number and of that of its rank; rank 2 is slow in the second one."""
+        made = synchronised(
+            *(
+                [(f"micro_{at}_rank{rank:02}", 3000 if (at, rank) == (1, 2) else 1000) for at in range(3)]
+                for rank in range(3)
+            )
+        )
+        assert stragglers(made) == [("actor rank 2", "micro_1_rank02", 2.0, 2.0)]
 
     @pytest.mark.parametrize("loads", [(100, 660), (100, 740), (100, 400, 740)])
     def test_calls_until_a_common_time(self, loads):
