@@ -85,6 +85,7 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
             and not (truth.displaced and (_is_named(report, truth.cause) or _says_held_up(report)))
             and not (world.capped and any(_is_about(world, each, truth.cause) for each in report.findings))
             and not (world.capped and any(each.topic == "collectives" for each in report.findings))
+            and not _met_unseen(world, ran[world.recorded], truth.cause)
         ):
             wrong.append(f"not found: {truth}")
     return wrong
@@ -191,6 +192,21 @@ def _is_hidden(world: World, cause: Cause) -> bool:
     if world.recording == "no traces":  # nor where ranks met
         return bool(cause.topics & {*OF_TRACES, "straggler"})
     return not shown  # that one process is late, spans and traces show too
+
+
+def _met_unseen(world: World, ran: Ran, cause: Cause) -> bool:
+    """Return whether the capture of another process had ended when those of a cause met it: for which one waited is not known."""
+    seen = {
+        name: max(world.captured(name, each.start, each.end) for each in ran.lines[name].windows)
+        for name in world.capped
+    }
+    return any(
+        met.leave > seen[member]
+        for name in cause.processes
+        for met in ran.lines[name].met
+        for member in met.members
+        if member in seen and member not in cause.processes
+    )
 
 
 def name_of(label: str | None) -> Name | None:

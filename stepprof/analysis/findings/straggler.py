@@ -81,10 +81,10 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         gain = ledger.facts.graph.gain(without)
         if gain is None or gain < ledger.least * 1e9:
             also = [label for label, time in others.items() if time - middle >= excess / 2]
-            slow = {part.process: mine, **{label: others[label] for label in also}}
             if also:
+                slow = {part.process: own[part.process][key], **{label: most[label][key] for label in also}}
                 without = {
-                    label: _beyond(ledger.facts, part, label, time - middle) for label, time in slow.items()
+                    label: share_of(time, (time.total - middle) / time.total) for label, time in slow.items()
                 }
                 spent = _on_path(ledger, part, without)
             rest = others.keys() - {*also}
@@ -189,12 +189,6 @@ def _than(measure: Sequence[str], others: Collection[str]) -> str:
         if len(measure) == len(others)
         else f"{len(measure)} of the {len(others)} others"
     )
-
-
-def _beyond(facts: Facts, part: Part, label: str, excess: float) -> Intervals:
-    """Return the time by which a process exceeds others in the place of a part: the end of each visit."""
-    when = _stretches(facts, replace(part, process=label))
-    return share_of(when, excess / max(when.total, 1))
 
 
 def _on_path(ledger: Ledger, part: Part, without: Mapping[str, Intervals]) -> Intervals:
