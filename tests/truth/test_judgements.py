@@ -89,6 +89,7 @@ FOUND = {
     "a rank that entered first may be the last to come to a collective, as its samples show": 8726,
     "a region with a collective is longer in a rank that waits, also in other steps": 2796,
     "a common end of one of several calls is a coincidence, also of ranks that compute": 30154,
+    "what several slow ranks would not do is their work, not their wait for each other": 10934,
 }
 
 
