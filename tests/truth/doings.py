@@ -11,6 +11,7 @@ __all__ = [
     "COLLECTING",
     "COMPILING",
     "COPYING",
+    "GATHERING",
     "LOADING",
     "LOCKED",
     "PICKLING",
@@ -93,6 +94,8 @@ AWAITING = (
     ),
 )  # fmt: skip
 """An event loop in which a coroutine awaits a call."""
+GATHERING = replace(AWAITING[0], awaits=None)
+"""An event loop in which many coroutines wait."""
 POOLING = tuple(
     Doing("waiter.acquire", (_library("wait", "threading.py"), _library("result", "_base.py"), _own("collect"), LOOP), others=other)
     for other in (Doing("requests.post", (_own("reward"),)), Doing(None, (_own("reward"),), 1.0))

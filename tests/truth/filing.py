@@ -128,7 +128,7 @@ def _of_step(line: Line, step: int, thread: int, recorded: int) -> Iterator[dict
             "name": of.name or of.role or "step",
             "kind": kind,
             "thread": thread,
-            "task": None,
+            "task": of.task,
             "step": step,
             "role": of.role,
             "start": of.start,
@@ -138,7 +138,7 @@ def _of_step(line: Line, step: int, thread: int, recorded: int) -> Iterator[dict
             found["attrs"] = dict(of.amounts)
         if of.raised:
             found["error"] = True
-        if kind == "region" and of.end <= recorded:
+        if kind == "region" and of.task is None and of.end <= recorded:
             found["cpu"] = cpu_ns(line, of.start, of.end)
         return found
 

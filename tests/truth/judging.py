@@ -10,6 +10,7 @@ from itertools import pairwise, permutations, product
 from stepprof.analysis.findings.wording import SHARE_CPUS
 from stepprof.analysis.report.meetings import CLEAR, MOST_APART_NS, TOGETHER_NS, leaves_within
 from stepprof.analysis.report.schema import Finding, Report
+from truth.planting import ASKING
 from truth.scheduling import Line, Ran, run
 from truth.worlds import DRIVER, HELD, NEEDED, Action, Cause, Enter, Meet, Name, Spend, Until, World
 
@@ -70,6 +71,7 @@ def judged(world: World, ran: Sequence[Ran], report: Report) -> list[str]:
         truth.cause.name: [each for each in placed if _is_about(world, each, truth.cause)] for truth in truths
     }
     known = [each for those in about.values() for each in those]
+    known += [each for each in placed if each.topic == "host" and each.region == ASKING]
     known += [each for each in placed if _is_of_common_time(world, ran[world.recorded], each)]
     wrong = [
         f"no such cause: {_text(each)}"
@@ -184,6 +186,10 @@ def _is_hidden(world: World, cause: Cause) -> bool:
         return True
     others = {name for name in world.on if isinstance(name, int)} - cause.processes
     unnamed = cause.needs_evidence and world.recording == "no evidence"
+    if (
+        unnamed and cause.around and world.device != "cpu"
+    ):  # the device does nothing, with the cause or without
+        return True
     shown = cause.topics & {"straggler"} if unnamed else cause.topics
     alone = others <= world.capped.keys() | world.lost | world.raised
     # nor how long they waited, or whether another one, which ended early, is as slow
@@ -221,6 +227,8 @@ def name_of(label: str | None) -> Name | None:
 
 def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
     name = name_of(finding.process)
+    if finding.topic == "host" and finding.region == ASKING:
+        return False
     unnamed = cause.needs_evidence and world.recording == "no evidence"
     waits = world.device != "cpu" and (
         unnamed or _is_hidden(world, cause)
@@ -229,7 +237,8 @@ def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
         (finding.topic in cause.topics or (waits and finding.topic == "host"))
         and (name is None or name in cause.processes)
         and (
-            finding.region == cause.region or (finding.region is None and bool(cause.processes & world.lost))
+            finding.region in (cause.region, cause.around or cause.region)
+            or (finding.region is None and bool(cause.processes & world.lost))
         )
     )
 
@@ -237,7 +246,9 @@ def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
 def _false(world: World, ran: Ran, findings: Sequence[Finding], truth: Judged, report: Report) -> list[str]:
     """Return what is false in the findings about a cause. Each moment of the step is in one of them."""
     wrong = []
-    within = TOLERANCE * report.seconds + SAMPLED * truth.cause.sampled
+    # without traces, only samples show where ranks began to wait
+    edges = 2 if world.recording == "no traces" and "straggler" in truth.cause.topics else 0
+    within = TOLERANCE * report.seconds + SAMPLED * max(truth.cause.sampled, edges)
     seconds, most = sum(each.seconds or 0.0 for each in findings), max(truth.spent.values())
     texts = "; ".join(map(_text, findings))
     most *= max(len(report.islands), 1)  # each has a path

@@ -5,7 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import NamedTuple
 
+from truth.doings import GATHERING
 from truth.model import MS
 from truth.worlds import (
     COMPUTING,
@@ -13,9 +16,11 @@ from truth.worlds import (
     NEEDED,
     UNIT,
     Action,
+    Cause,
     Close,
     Doing,
     Enter,
+    Gather,
     Leave,
     Meet,
     Name,
@@ -23,7 +28,7 @@ from truth.worlds import (
     Spend,
 )
 
-__all__ = ["UNIT", "Builder", "Planted"]
+__all__ = ["OF_CALLS", "UNIT", "Builder", "Calls", "Planted"]
 
 
 @dataclass(frozen=True)
@@ -46,6 +51,37 @@ class Planted:
     """The amounts of the other processes, and of the steps without the cause."""
     inside: bool = False
     """Whether all visits are inside one region, and have none of their own."""
+
+
+GATHERS = 0.1
+"""Share of the worlds in which coroutines make calls."""
+ASKING = "ask_many"
+"""The region in which a thread waits for its coroutines. Its device does nothing meanwhile."""
+OF_CALLS = ("late_call", "calls_in_turn")
+"""Causes in them."""
+
+
+class Calls(NamedTuple):
+    """Calls of coroutines that run at the same time."""
+
+    count: int
+    ns: int
+    """About how long each takes."""
+
+    @classmethod
+    def of(cls, seed: int) -> Calls | None:
+        """Return those of the world of a seed; None: it has none."""
+        drawn = random.Random(f"calls {seed}")
+        return cls(drawn.randint(4, 32), drawn.randint(60, 400) * MS) if drawn.random() < GATHERS else None
+
+    def planted(
+        self, kind: str, who: frozenset[Name], ns: int, steps: Sequence[int]
+    ) -> tuple[Cause, Planted]:
+        """Return a cause: one call that takes longer, or calls that a semaphore lets through one by one."""
+        topic = {"late_call": "tail", "calls_in_turn": "serial"}[kind]
+        planted = Planted(topic, who, "ask", [ns], GATHERING, steps, inside=topic == "serial")
+        cause = Cause(topic, frozenset({topic}), who, "ask", needs_evidence=True, around=ASKING)
+        return cause, planted
 
 
 @dataclass
@@ -115,6 +151,23 @@ class Builder:
             here = each.region == region and name in each.processes and self.step in each.steps
             if here and each.adds == adds:
                 yield each
+
+    def gather(self, name: Name, calls: Calls | None) -> None:
+        """Append a region that waits for coroutines, each of which makes one call of another region."""
+        if calls is None:
+            return
+        region, drawn = "ask", self.drawn(name)
+        lengths = [round(calls.ns * drawn.uniform(0.98, 1) / UNIT) * UNIT for _ in range(calls.count)]
+        usual = tuple((0, ns) for ns in lengths)
+        action = Gather(region, usual, GATHERING)
+        for each in self._here(name, region, adds=False):
+            if each.inside:  # a semaphore lets them through one by one
+                begins = accumulate(lengths, initial=0)
+                late = tuple(zip(begins, lengths, strict=False))
+            else:
+                late = (*usual[1:], (0, usual[0][1] + each.ns[0]))
+            action = Gather(region, late, GATHERING, each.cause, usual)
+        self.add(name, Enter(ASKING), action, Leave())
 
     def open(self, name: Name, role: str | None) -> None:
         """Append the begin of a window, which takes time if it is recorded."""

@@ -14,12 +14,14 @@ from typing import NamedTuple
 from truth.worlds import (
     HELD,
     MEETING,
+    NEEDED,
     Action,
     Await,
     Close,
     Doing,
     Enter,
     Forward,
+    Gather,
     Leave,
     Meet,
     Name,
@@ -58,6 +60,7 @@ class Ranged:
     end: int = 0
     amounts: Mapping[str, int] = field(default_factory=dict)
     raised: bool = False
+    task: int | None = None
     arm: int = 0
     begin: int = 0
     stall: int = 0
@@ -112,6 +115,18 @@ class Line:
         role = None if self._window is None else self._window.role
         self.waited.append((at, max(last - self.clock, 0), role))
         self.spend(last - self.clock, doing, {name: last - time for name, time in until.items()})
+
+    def gather(self, action: Gather, without: Collection[str]) -> None:
+        """Wait for the calls of coroutines; what they take longer because of a cause is the time of the cause."""
+        calls = action.otherwise if action.cause in without else action.calls
+        role = None if self._window is None else self._window.role
+        for number, (begin, ns) in enumerate(calls, 1):
+            start = self.clock + begin
+            self.regions.append(Ranged(action.name, role, start, start + ns, task=number))
+        last = max(begin + ns for begin, ns in calls)
+        usual = min(last, max(begin + ns for begin, ns in action.otherwise or action.calls))
+        self.spend(usual, action.doing, cause=action.cause and f"{action.cause}{NEEDED}")
+        self.spend(last - usual, action.doing, cause=action.cause)
 
     def mark(self, action: Open | Close | Enter | Leave, *, held: bool) -> None:
         """Begin or end a window or a region; `held`: the recording takes its time."""
@@ -207,6 +222,8 @@ def _do(
     if isinstance(action, Spend):
         if action.cause not in without:
             line.spend(action.ns, action.doing, cause=action.cause)
+    elif isinstance(action, Gather):
+        line.gather(action, without)
     elif isinstance(action, Until):
         line.spend(max(line.met[-1].leave + action.ns - line.clock, LEAST), action.doing)
     elif isinstance(action, Forward):

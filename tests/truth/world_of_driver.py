@@ -18,7 +18,7 @@ from truth.doings import (
     SLEEPING,
 )
 from truth.model import MS
-from truth.planting import Builder, Planted
+from truth.planting import OF_CALLS, Builder, Calls, Planted
 from truth.worlds import (
     COMPUTING,
     DRIVER,
@@ -70,6 +70,8 @@ class Shape:
     """The windows of the driver: ``roles``; ``other``: that around the ranks has another role than theirs; ``step``: one around everything."""
     deadline: int = 0
     """How long after a collective the ranks work until a common time; 0: they do not."""
+    calls: Calls | None = None
+    """Calls that its coroutines make."""
 
     @property
     def ns(self) -> int:
@@ -97,6 +99,7 @@ def _shape(seed: int) -> Shape:
         drawn.randint(2, 4),
         drawn.choice((1, 1, 10)),
         drawn.choice(("roles", "roles", "other", "step")),
+        calls=Calls.of(seed),
     )
 
 
@@ -149,6 +152,7 @@ def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Pr
     finish("rollout")
     begin("reward")
     build.region(DRIVER, "compute_reward", build.work(DRIVER, shape.reward, PYTHON))
+    build.gather(DRIVER, shape.calls)
     build.added(
         DRIVER,
         "score",
@@ -285,6 +289,18 @@ NEW_KINDS: dict[str, Plant] = {
 }
 
 
+def _of_calls(kind: str) -> Plant:
+    def plant(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+        assert shape.calls is not None
+        return shape.calls.planted(kind, EVERYONE, _length(shape, drawn), _steps(shape, drawn))
+
+    return plant
+
+
+CALL_KINDS: dict[str, Plant] = {kind: _of_calls(kind) for kind in OF_CALLS}
+"""Worlds with coroutines have none or one of these, and at most one other cause."""
+
+
 def driver_world(
     seed: int, *, again: int = 0, kinds: Sequence[str] | None = None, always: bool = False, gap: int = 3 * MS
 ) -> World:
@@ -308,10 +324,12 @@ def driver_world(
     new = random.Random(f"new {seed}")
     if kinds is None and new.random() < NEW:
         found = [new.choice([*NEW_KINDS])]
+    if kinds is None and shape.calls is not None:
+        found = [*found[:1], *new.sample([*CALL_KINDS], new.randint(0, 1))]
     for kind in found if kinds is None else kinds:
         if kind == "slower" and shape.ranks == 1:
             continue
-        cause, more = {**KINDS, **NEW_KINDS}[kind](shape, drawn)
+        cause, more = {**KINDS, **NEW_KINDS, **CALL_KINDS}[kind](shape, drawn)
         if all(each.region != more.region for each in planted):  # one cause in each region
             causes.append(replace(cause, name=kind, always=always or len(more.steps) == STEPS))
             planted.append(replace(more, cause=kind, steps=range(count) if always else more.steps))

@@ -23,7 +23,7 @@ from truth.doings import (
     STARVED,
 )
 from truth.model import MS
-from truth.planting import Builder, Planted
+from truth.planting import OF_CALLS, Builder, Calls, Planted
 from truth.worlds import (
     COMPUTING,
     MEETING,
@@ -80,6 +80,8 @@ class Shape:
     device: str
     deadline: int
     """How long after a collective the ranks work until a common time; 0: they do not."""
+    calls: Calls | None
+    """Calls that coroutines of each rank make."""
 
     @property
     def ns(self) -> int:
@@ -110,6 +112,7 @@ def _shape(seed: int) -> Shape:
         drawn.choice(INNOCENT),
         drawn.choice(("cpu", "cpu", "cuda")),
         until if _variant(seed) == "deadline" else 0,
+        Calls.of(seed),
     )
 
 
@@ -127,6 +130,7 @@ def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Pr
         if together:
             build.region(rank, "ready", *meeting("ready"))
         build.added(rank, *ADDED_FIRST)
+        build.gather(rank, shape.calls)
         build.region(rank, "load_batch", build.work(rank, shape.data, PYTHON))
         build.region(rank, "prepare", build.work(rank, 10 * MS, PYTHON))
         if together:
@@ -295,6 +299,19 @@ def _half(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
     return replace(cause, processes=some), replace(planted, processes=some)
 
 
+def _of_calls(kind: str) -> Plant:
+    def plant(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+        assert shape.calls is not None
+        everyone = frozenset[Name](range(shape.ranks))
+        who = drawn.choice((everyone, frozenset({drawn.randrange(shape.ranks)})))
+        cause, planted = shape.calls.planted(kind, who, _length(shape, drawn), _steps(shape, drawn))
+        return cause if who == everyone else replace(cause, topics=cause.topics | {"straggler"}), planted
+
+    return plant
+
+
+CALL_KINDS: dict[str, Plant] = {kind: _of_calls(kind) for kind in OF_CALLS}
+"""Worlds with coroutines have none or one of these, and at most one other cause."""
 NEWER = 0.05
 """Share of the worlds that have one of the following causes alone."""
 NEWER_KINDS: dict[str, Plant] = {"starved": _starved, "half": _half}
@@ -338,11 +355,13 @@ def ranks_world(
     newer = random.Random(f"later {seed}")
     if kinds is None and newer.random() < NEWER:
         found = [newer.choice([*NEWER_KINDS])]
+    if kinds is None and shape.calls is not None:
+        found = [*found[:1], *newer.sample([*CALL_KINDS], newer.randint(0, 1))]
     for kind in found if kinds is None else kinds:
         alone = kind in OF_RANKS and shape.ranks == 1
         if alone or (kind in OF_DEVICES and shape.device == "cpu"):
             continue
-        cause, more = {**KINDS, **NEW_KINDS, **NEWER_KINDS}[kind](shape, drawn)
+        cause, more = {**KINDS, **NEW_KINDS, **NEWER_KINDS, **CALL_KINDS}[kind](shape, drawn)
         if variant == "period":
             cause = replace(cause, every=PERIOD)
             more = replace(more, steps=range(shape.recorded % PERIOD, STEPS, PERIOD))

@@ -122,6 +122,18 @@ class Until(NamedTuple):
     doing: Doing
 
 
+class Gather(NamedTuple):
+    """Wait for coroutines, each of which makes one call of a region."""
+
+    name: str
+    calls: tuple[tuple[int, int], ...]
+    """When each begins, and how long it takes [ns]."""
+    doing: Doing
+    cause: str | None = None
+    otherwise: tuple[tuple[int, int], ...] = ()
+    """The calls without the cause."""
+
+
 class Signal(NamedTuple):
     """Let the processes that await it continue."""
 
@@ -143,7 +155,7 @@ class Forward(NamedTuple):
     cause: str | None = None
 
 
-Action = Open | Close | Enter | Leave | Spend | Until | Meet | Signal | Await | Forward
+Action = Open | Close | Enter | Leave | Spend | Gather | Until | Meet | Signal | Await | Forward
 Programs = Mapping[Name, Sequence[Action]]
 
 
@@ -171,6 +183,8 @@ class Cause:
     """Whether its processes have no CPU most of the time."""
     needs_evidence: bool = False
     """Whether only samples, or recorded collections, show what it is."""
+    around: str | None = None
+    """The region in which the thread waits for that of its coroutines."""
 
 
 @dataclass(frozen=True)

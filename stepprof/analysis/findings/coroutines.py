@@ -4,7 +4,7 @@ also where a lock or semaphore in their region lets them through one by one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 
@@ -14,6 +14,7 @@ from stepprof.analysis.findings.wording import inside
 from stepprof.analysis.report.coroutines import LAST, Concurrent
 from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.wording import quoted, seconds_text
+from stepprof.run.evidence import HeldTasks
 
 FEWEST = 4
 MOSTLY = 0.8
@@ -38,7 +39,15 @@ def last_coroutines(ledger: Ledger) -> None:
             why=f"the longest call took {seconds_text(each.longest)}, the median {seconds_text(each.median)}",
             advice="bound the length of a call, start more calls than needed and drop the last ones, or go on with those that are done",
             assumption="the last calls end with the others",
+            without=partial(_last_calls, ledger.facts),
         )
+
+
+def _last_calls(facts: Facts, part: Part) -> Intervals:
+    """Return the time in which the thread of a process waited for the last calls only."""
+    calls = facts.coroutines(part.process, part)
+    last = part.when & Intervals.all_of(Intervals.unpack(each.last) for each in calls)
+    return last if facts.signs[part.process].are_idle(last) else EMPTY
 
 
 def serial_coroutines(ledger: Ledger) -> None:
@@ -56,8 +65,16 @@ def serial_coroutines(ledger: Ledger) -> None:
             why=f"no two of them, in {of}, were open at the same time; the longest took {seconds_text(each.longest)}",
             advice="let several run at the same time: asyncio.gather, and a higher limit of the semaphore or pool that they pass",
             assumption="all calls run at the same time, and the longest one remains",
-            without={process: last_part(part.when, part.when.total - int(each.longest * 1e9))},
+            without=partial(_all_but_longest_call, ledger.facts),
         )
+
+
+def _all_but_longest_call(facts: Facts, part: Part) -> Intervals:
+    """Return the time of the calls of a process that ran one after the other, without the longest one."""
+    longest = max(
+        (each.longest for each in facts.coroutines(part.process, part) if each.peak == 1), default=0.0
+    )
+    return last_part(part.when, part.when.total - int(longest * 1e9)) if longest else EMPTY
 
 
 def awaited_calls(ledger: Ledger) -> None:
@@ -100,11 +117,8 @@ def _all_but_longest(facts: Facts, function: str, part: Part) -> Intervals:
 def held_coroutines(ledger: Ledger) -> None:
     """Claim the time in which at least half of the coroutines waited for a lock or semaphore that at most one had passed."""
     for process, each in _known(ledger):
-        held = [
-            one for one in ledger.facts.signs[process].held if one.passed <= 1 and one.waiting >= one.others
-        ]
-        limited = Intervals.of((one.start_unix_ns, one.end_unix_ns) for one in held)
-        part = _part(ledger, process, each, Intervals.unpack(each.when) & limited)
+        held = _held(ledger.facts, process)
+        part = _part(ledger, process, each, Intervals.unpack(each.when) & _limited(held))
         if each.peak < FEWEST or not _waits(ledger, part):
             continue
         shown = [(part.when.clip(one.start_unix_ns, one.end_unix_ns).total, one) for one in held]
@@ -118,7 +132,21 @@ def held_coroutines(ledger: Ledger) -> None:
             why=f"{waiting:.1f} coroutines waited for it on average, and at most one was past it",
             advice="raise the limit of the semaphore, or hold the lock for less time",
             assumption="no coroutine waits there",
+            without=partial(_held_calls, ledger.facts),
         )
+
+
+def _held(facts: Facts, process: str) -> list[HeldTasks]:
+    return [each for each in facts.signs[process].held if each.passed <= 1 and each.waiting >= each.others]
+
+
+def _limited(held: Iterable[HeldTasks]) -> Intervals:
+    return Intervals.of((each.start_unix_ns, each.end_unix_ns) for each in held)
+
+
+def _held_calls(facts: Facts, part: Part) -> Intervals:
+    """Return the time in which at most one of the coroutines of a process was past a lock."""
+    return part.when & _limited(_held(facts, part.process))
 
 
 def _known(ledger: Ledger) -> Iterator[tuple[str, Concurrent]]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.findings.signs import Signs
 from stepprof.analysis.findings.step_times import kinds_of
+from stepprof.analysis.report.coroutines import Concurrent
 from stepprof.analysis.report.critical_path import Segment
 from stepprof.analysis.report.generations import Generation
 from stepprof.analysis.report.intervals import EMPTY, Intervals
@@ -77,7 +78,19 @@ class Facts:
         )
         if not part.region and timeline.process.origin.role == part.role:
             when |= timeline.generating  # an engine has neither windows nor regions
+        if not len(when):
+            own = Intervals.of(
+                (start, end) for start, end, role, _ in timeline.stretches if role == part.role
+            )
+            calls = self.coroutines(process, part)
+            when = Intervals.all_of(Intervals.unpack(each.when) for each in calls) & own
         return Part(process, part.role, part.region, when)
+
+    def coroutines(self, process: str, part: Part) -> list[Concurrent]:
+        """Return the calls that coroutines of a process made in the region of a part."""
+        nests = self.timelines[process].nests
+        calls = [each for nest in nests for each in nest.coroutines]
+        return [each for each in calls if ((each.name,), each.role) == (part.region, part.role)]
 
     def device_works(self, process: str) -> Intervals:
         """Return when the device of a process computed or communicated: what its host did meanwhile kept nothing waiting."""

@@ -28,7 +28,8 @@ MOST_WAITS = 20_000
 FIXED = 0.05
 """A process that computed but for this share of the time that is taken out would end no earlier."""
 LEAST_GAIN_NS = 1_000_000
-"""Gains that differ by less are equal."""
+ALIKE = 0.01
+"""Gains that differ by less, or by at most this share, are equal."""
 
 
 class Wait(NamedTuple):
@@ -137,7 +138,7 @@ class StepGraph:
                     return None
         gain = self._gain(without)
         other = gain if self._other is None else self._other.gain(without)
-        if gain is None or other is None or abs(gain - other) > LEAST_GAIN_NS:
+        if gain is None or other is None or abs(gain - other) > max(LEAST_GAIN_NS, ALIKE * min(gain, other)):
             return None
         return min(gain, other)
 
