@@ -55,7 +55,7 @@ def _truth(world: World, ran: Ran) -> Truth:
             process.calls.append(call)
     for name, line in ran.lines.items():
         if line.forwards:
-            truth.engines.append(_engine(str(name), line, machines[world.on[name]]))
+            truth.engines.append(_engine(world, str(name), line, machines[world.on[name]]))
     for number, host in enumerate(world.hosts[1:], 1):
         if host.error >= 0:
             truth.compared.append((0, number, host.offset - world.hosts[0].offset, host.error))
@@ -83,11 +83,20 @@ def _process(world: World, name: Name, line: Line, machine: Machine, pid: int) -
     return process
 
 
-def _engine(name: str, line: Line, machine: Machine) -> Engine:
-    steps = [(each.start, each.end, each.batch) for each in line.forwards]
-    start, end = steps[0][0], steps[-1][1]
+def _engine(world: World, name: str, line: Line, machine: Machine) -> Engine:
+    start, end = line.forwards[0].start, line.forwards[-1].end
+    captured = world.captured(name, start, end)
+    steps = [(each.start, each.end, each.batch) for each in line.forwards if each.end <= captured]
     return Engine(
-        int(name.rpartition("-")[2]), machine, "rollout", start, end, 1000, 1000, [Scheduler(0, 1, steps)]
+        int(name.rpartition("-")[2]),
+        machine,
+        "rollout",
+        start,
+        captured,
+        1000,
+        1000,
+        [Scheduler(0, 1, steps)],
+        "max_seconds" if captured < end else None,
     )
 
 

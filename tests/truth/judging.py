@@ -184,6 +184,8 @@ def _is_hidden(world: World, cause: Cause) -> bool:
         return True
     if "half_batch" in cause.topics and cause.processes & world.raised:  # how much of a batch was done
         return True
+    if cause.region == "generate" and world.engines & world.capped.keys():
+        return True  # the driver may have waited for the engine
     others = {name for name in world.on if isinstance(name, int)} - cause.processes
     unnamed = cause.needs_evidence and world.recording == "no evidence"
     if (
@@ -205,6 +207,7 @@ def _met_unseen(world: World, ran: Ran, cause: Cause) -> bool:
     seen = {
         name: max(world.captured(name, each.start, each.end) for each in ran.lines[name].windows)
         for name in world.capped
+        if ran.lines[name].windows
     }
     return any(
         met.leave > seen[member]
@@ -238,7 +241,7 @@ def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
         and (name is None or name in cause.processes)
         and (
             finding.region in (cause.region, cause.around or cause.region)
-            or (finding.region is None and bool(cause.processes & world.lost))
+            or (finding.region is None and bool((cause.processes | {DRIVER}) & world.lost))
         )
     )
 

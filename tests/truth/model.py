@@ -266,6 +266,7 @@ class Engine:
     begin: int
     stop: int
     schedulers: list[Scheduler]
+    capped_by: str | None = None
 
 
 @dataclass

@@ -297,6 +297,8 @@ def _of_calls(kind: str) -> Plant:
     return plant
 
 
+RARE = 0.15
+"""Share of the worlds without another variant in which spans are missing, or the capture of an engine or the driver ended early."""
 CALL_KINDS: dict[str, Plant] = {kind: _of_calls(kind) for kind in OF_CALLS}
 """Worlds with coroutines have none or one of these, and at most one other cause."""
 
@@ -339,4 +341,28 @@ def driver_world(
         cap = random.Random(f"capped {seed}")
         for rank in cap.sample(range(shape.ranks), cap.randint(1, shape.ranks)):
             world.cap(rank, cap.uniform(0.1, 0.9))
+    rare = random.Random(f"rare {seed}")
+    if kinds is None and variant is None and rare.random() < RARE:
+        rare.choice((_lose_rank, _lose_driver, _cap_engines, _cap_driver))(world, rare)
     return world
+
+
+def _lose_rank(world: World, drawn: random.Random) -> None:
+    """Let the spans of a rank be missing."""
+    world.lost = frozenset({drawn.choice([name for name in world.on if isinstance(name, int)])})
+
+
+def _lose_driver(world: World, drawn: random.Random) -> None:
+    world.lost = frozenset({DRIVER})
+
+
+def _cap_engines(world: World, drawn: random.Random) -> None:
+    """End the captures of engines early."""
+    some = drawn.sample(sorted(map(str, world.engines)), drawn.randint(1, len(world.engines)))
+    world.capped = {name: drawn.uniform(0.1, 0.95) for name in some}
+
+
+def _cap_driver(world: World, drawn: random.Random) -> None:
+    """End the recording of the driver early: after that, its spans show regions alone."""
+    world.cap(DRIVER, drawn.uniform(0.1, 0.95))
+    world.causes = [replace(each, topics=each.topics | {"rare"}) for each in world.causes]

@@ -244,6 +244,11 @@ class World:
         self.raised |= {name}
 
     @property
+    def engines(self) -> frozenset[Name]:
+        """Return its engines."""
+        return frozenset(name for name in self.on if isinstance(name, str) and name != DRIVER)
+
+    @property
     def waits_known(self) -> bool:
         """Return whether each wait in a collective was recorded."""
         return self.recording != "no traces" and not self.capped

@@ -248,7 +248,7 @@ def _engine(truth: Truth, run: Path, engine: Engine, driver: Process, step: int)
         "end_unix_ns": own(engine.end),
         "start_seconds": engine.begin / 1e9,
         "stop_seconds": engine.stop / 1e9,
-        "capped_by": None,
+        "capped_by": engine.capped_by,
         "artifacts": artifacts,
         "capture": None,
     }

@@ -14,7 +14,13 @@ from stepprof.analysis.findings.facts import Facts
 from stepprof.analysis.findings.half_batch import half_batch
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.named_work import named_work
-from stepprof.analysis.findings.overhead import garbage, memory_pressure, preemption, recording
+from stepprof.analysis.findings.overhead import (
+    garbage,
+    memory_pressure,
+    preemption,
+    recording,
+    unfinished_engines,
+)
 from stepprof.analysis.findings.poll import poll
 from stepprof.analysis.findings.rare import rare_work
 from stepprof.analysis.findings.serial import serial
@@ -34,6 +40,7 @@ def findings_of(facts: Facts) -> list[Finding]:
     """
     ledger = Ledger(facts, LEAST * facts.seconds)
     recording(ledger)
+    unfinished_engines(ledger)
     compiling(ledger)
     garbage(ledger)
     memory_pressure(ledger)

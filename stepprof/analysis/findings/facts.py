@@ -29,6 +29,14 @@ class Recomputing(NamedTuple):
     """SGLang: it computes a sequence again as a prompt."""
 
 
+class Unfinished(NamedTuple):
+    """An engine that may have generated for longer than its capture shows."""
+
+    role: str | None
+    generated: Intervals
+    """What its capture shows; empty: nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One step on one clock."""
@@ -51,6 +59,7 @@ class Facts:
     """The recomputation of each process, by its label."""
     neighbours: Neighbours | None = None
     """The steps around this one, in the spans; None: there are none."""
+    unfinished: Sequence[Unfinished] = ()
 
     @property
     def seconds(self) -> float:

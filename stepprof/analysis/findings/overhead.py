@@ -1,11 +1,12 @@
-"""Find overhead: the recording, Python's garbage collector, the allocator of a device, and sequences that an engine computed again."""
+"""Find overhead: the recording, Python's garbage collector, the allocator of a device, sequences that an engine computed again, and engines that went on unrecorded."""
 
 from __future__ import annotations
 
 from stepprof.analysis.findings.facts import Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.wording import inside
-from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.timelines import DRIVER
 from stepprof.analysis.report.wording import seconds_text
 
 
@@ -49,6 +50,22 @@ def recording(ledger: Ledger) -> None:
             advice="record several steps as one capture (`join_steps = true`), or a longer step",
         )
     ledger.book(recorded)
+
+
+def unfinished_engines(ledger: Ledger) -> None:
+    """Book the time in which a process may have waited for an engine whose capture does not show when it finished."""
+    facts = ledger.facts
+    for label, timeline in facts.timelines.items():
+        leads = timeline.process.origin.rank == DRIVER
+        may = EMPTY
+        for role, generated in facts.unfinished:
+            for start, end, own, _ in timeline.stretches:
+                if (own == role and role is not None and not len(generated)) or (
+                    (leads or own == role) and len(generated.clip(start, end))
+                ):
+                    may |= Intervals.one(max(start, *generated.start[:1].tolist(), start), end)
+        here = Intervals.of((each.start, each.end) for each in facts.path if each.process == label)
+        ledger.book((may & here) - timeline.computing)
 
 
 def memory_pressure(ledger: Ledger) -> None:

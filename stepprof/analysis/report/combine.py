@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from stepprof.analysis.findings.catalogue import findings_of, worth
-from stepprof.analysis.findings.facts import Facts
+from stepprof.analysis.findings.facts import Facts, Unfinished
 from stepprof.analysis.findings.neighbours import Neighbours, no_rollout
 from stepprof.analysis.findings.signs import Signs
 from stepprof.analysis.findings.together import folded
@@ -24,7 +24,7 @@ from stepprof.analysis.report.gantt import gantt
 from stepprof.analysis.report.headlines import sentences
 from stepprof.analysis.report.idle import idle_times
 from stepprof.analysis.report.incomplete_captures import NOT_A_CAPTURE, shortfalls_of
-from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.intervals import EMPTY, Intervals
 from stepprof.analysis.report.neighbourhood import neighbourhood_of
 from stepprof.analysis.report.ops import merge_ops
 from stepprof.analysis.report.processes import Process, engine_of, gather, measurable
@@ -224,7 +224,8 @@ def _part(
     short = {each.label for each in shortfalls}
     signs = _signs(processes, evidence)
     activities = {label: each.activity() for label, each in signs.items()}
-    known = timelines(processes, waits, _unfinished(processes, short), activities)
+    open_ended = _unfinished(processes, short)
+    known = timelines(processes, waits, open_ended, activities)
     path = critical_path(known, start, end, engine_roles)
     rollouts, works, generations = engines_of(processes, start, short, engines)
     graph = StepGraph(known, start, engine_roles)
@@ -240,6 +241,8 @@ def _part(
         engine_roles,
         recomputing_of(processes, engines),
         neighbours,
+        [Unfinished(each.origin.role, each.generating()) for each in processes if each.label in open_ended]
+        + _unrecorded_engines(processes, engines, short),
     )
     hosts = dict.fromkeys(process.host or _unknown_host(process) for process in processes)
     ranks = [each for each in processes if each.kind == "rank"]
@@ -331,6 +334,18 @@ def _unfinished(processes: Sequence[Process], short: set[str]) -> set[str]:
             or engine_of(process.origin) in short
         )
     }
+
+
+def _unrecorded_engines(
+    processes: Sequence[Process], engines: Sequence[Mapping[str, Any]], short: Collection[str]
+) -> list[Unfinished]:
+    """Return the engines of which the step has no trace."""
+    there = {engine_of(each.origin) for each in processes if each.kind == "engine"}
+    return [
+        Unfinished(each["role"], EMPTY)
+        for each in engines
+        if each["kind"] not in SESSIONS and (label := engine_label(each)) in short and label not in there
+    ]
 
 
 def _without_gain(finding: Finding) -> Finding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from combined import report, stacks, topics
 from digested import MS, T0, engine, engine_entry, manifest, spans
 
 from stepprof.analysis.findings.overhead import preemption
@@ -134,3 +135,33 @@ class TestRetraction:
 
         assert seconds(20) == pytest.approx([0.04])
         assert seconds(26) == [None]
+
+
+class TestUnfinishedEngines:
+    @pytest.mark.parametrize(
+        ("engines", "found"),
+        [
+            ((), ["sleep"]),
+            (({"status": "failed", "error": "no answer", "artifacts": []},), []),
+            (({"status": "failed", "error": "no answer", "artifacts": [], "role": "reward"},), ["sleep"]),
+        ],
+    )
+    def test_a_driver_that_waits_while_an_engine_is_not_recorded_has_no_finding(self, engines, found):
+        """Whether it waited for the engine is not known. An engine of another role does not matter."""
+        made = report(
+            spans("driver", ("window", "rollout", 0, 5000, "rollout")),
+            evidence=[stacks("driver", (0, 5000, "time.sleep", 0.0))],
+            manifests=[manifest(engines=[engine_entry(**each) for each in engines])],
+        )
+        assert topics(made) == found
+
+    @pytest.mark.parametrize(("status", "rest"), [("complete", ["poll"]), ("partial", [])])
+    def test_what_follows_a_capture_that_ended_early_may_be_generation(self, status, rest):
+        """A driver stays in its window for 4 s after the last forward step that was recorded."""
+        made = report(
+            engine(0, (0, 500, 4), (500, 500, 4)),
+            spans("driver", ("window", "rollout", 0, 5000, "rollout")),
+            evidence=[stacks("driver", (0, 5000, "time.sleep", 0.0))],
+            manifests=[manifest(engines=[engine_entry(status=status, capped_by=None)])],
+        )
+        assert topics(made) == rest
