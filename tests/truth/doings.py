@@ -14,6 +14,7 @@ __all__ = [
     "GATHERING",
     "LOADING",
     "LOCKED",
+    "PENDING",
     "PICKLING",
     "POOLING",
     "READING",
@@ -86,6 +87,11 @@ COMPILING = (
 ALLOCATING = (Doing("torch.empty", (_own("forward"), LOOP), 1.0, "cudaMalloc"),)
 LAUNCHING = (replace(PYTHON, call=None), Doing("tensor.item", (_own("log"), LOOP), 1.0))
 """A host that launches no kernel."""
+PENDING = (
+    Doing("torch.mm", (_own("forward"), LOOP), 1.0, "cudaLaunchKernel", late=True),
+    Doing("torch.cuda.synchronize", (_own("log"), LOOP), 1.0, "cudaLaunchKernel", late=True),
+)
+"""A host whose kernel waits for something else on the device."""
 AWAITING = (
     Doing(
         "self._selector.poll",

@@ -9,7 +9,7 @@ from pathlib import Path
 from truth.model import Call, Engine, Group, Machine, Process, Scheduler, Shape, Truth, Window, Work
 from truth.sampling import cpu_ns, evidence
 from truth.scheduling import Line, Ran, Ranged
-from truth.worlds import DRIVER, Name, World
+from truth.worlds import DRIVER, UNIT, Name, World
 from truth.writing import write
 
 __all__ = ["file_run"]
@@ -76,7 +76,11 @@ def _process(world: World, name: Name, line: Line, machine: Machine, pid: int) -
         window.cpu = cpu_ns(line, each.start, each.end)
         process.windows.append(window)
     for piece in line.pieces:
-        if piece.doing.operator is not None and not piece.awaited:
+        if piece.doing.late:
+            launch = Work("cudaLaunchKernel", piece.start, piece.start + UNIT)
+            kernel = Work("late_gemm", piece.end - UNIT, piece.end, "kernel", launched=piece.start)
+            process.work += [launch, kernel]
+        elif piece.doing.operator is not None and not piece.awaited:
             process.work.append(Work(piece.doing.operator, piece.start, piece.end))
             if piece.doing.kernel and process.devices:
                 process.work.append(Work("ampere_bf16_gemm", piece.start, piece.end, "kernel"))
@@ -87,6 +91,7 @@ def _engine(world: World, name: str, line: Line, machine: Machine) -> Engine:
     start, end = line.forwards[0].start, line.forwards[-1].end
     captured = world.captured(name, start, end)
     steps = [(each.start, each.end, each.batch) for each in line.forwards if each.end <= captured]
+    again = {each.start: each.again for each in line.forwards if each.again}
     return Engine(
         int(name.rpartition("-")[2]),
         machine,
@@ -95,8 +100,9 @@ def _engine(world: World, name: str, line: Line, machine: Machine) -> Engine:
         captured,
         1000,
         1000,
-        [Scheduler(0, 1, steps)],
+        [Scheduler(0, 1, steps, again=again)],
         "max_seconds" if captured < end else None,
+        len(again),
     )
 
 

@@ -20,7 +20,7 @@ FALSE = 0.05
 """A finding of more than this share of the step must be true."""
 MISSED = 0.10
 """A cause whose absence would make the step shorter by more than this share must be found."""
-OF_TRACES = frozenset({"host", "memory", "overlap"})
+OF_TRACES = frozenset({"host", "memory", "overlap", "pending"})
 """Topics that only traces show."""
 ALONE, ELSEWHERE = "in this step alone", "also in"
 """What a reason says about the steps around."""
@@ -54,7 +54,12 @@ def truth_of(world: World, ran: Ran) -> list[Judged]:
         without = run(programs, ran.begun, (HELD, cause.name)).ns
         of = (cause.name, f"{cause.name}{NEEDED}")
         spent = {
-            name: sum(each.end - each.start for each in (*line.pieces, *line.forwards) if each.cause in of)
+            name: sum(
+                [
+                    *(each.end - each.start for each in line.pieces if each.cause in of),
+                    *(each.end - each.start - each.usual for each in line.forwards if each.cause in of),
+                ]
+            )
             / 1e9
             for name, line in ran.lines.items()
         }
@@ -249,9 +254,7 @@ def _is_about(world: World, finding: Finding, cause: Cause) -> bool:
 def _false(world: World, ran: Ran, findings: Sequence[Finding], truth: Judged, report: Report) -> list[str]:
     """Return what is false in the findings about a cause. Each moment of the step is in one of them."""
     wrong = []
-    # without traces, only samples show where ranks began to wait
-    edges = 2 if world.recording == "no traces" and "straggler" in truth.cause.topics else 0
-    within = TOLERANCE * report.seconds + SAMPLED * max(truth.cause.sampled, edges)
+    within = TOLERANCE * report.seconds + SAMPLED * truth.cause.sampled
     seconds, most = sum(each.seconds or 0.0 for each in findings), max(truth.spent.values())
     texts = "; ".join(map(_text, findings))
     most *= max(len(report.islands), 1)  # each has a path
@@ -282,6 +285,7 @@ def _false(world: World, ran: Ran, findings: Sequence[Finding], truth: Judged, r
             len(report.islands) > 1
             or late
             or truth.displaced
+            or "pending" in truth.cause.topics  # why the kernels were late is not known
             or world.lost
             or _may_have_waited(world, truth)
             or _may_have_missed(ran, truth.cause.processes)

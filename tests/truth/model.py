@@ -196,6 +196,8 @@ class Work:
     thread: int = 0
     """0: the main thread."""
     device: int = 0
+    launched: int | None = None
+    """When its launch began, if the trace connects the two."""
 
 
 @dataclass
@@ -252,6 +254,8 @@ class Scheduler:
     steps: list[tuple[int, int, int]]
     beyond: list[tuple[int, int, int]] = field(default_factory=list)
     """Forward steps that were recorded after the end of the window."""
+    again: dict[int, int] = field(default_factory=dict)
+    """By the begin of a forward step: how many tokens it computed again."""
 
 
 @dataclass
@@ -267,6 +271,7 @@ class Engine:
     stop: int
     schedulers: list[Scheduler]
     capped_by: str | None = None
+    preemptions: int = 0
 
 
 @dataclass

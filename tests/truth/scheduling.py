@@ -82,6 +82,8 @@ class Step(NamedTuple):
     end: int
     batch: int
     cause: str | None
+    usual: int = 0
+    again: int = 0
 
 
 @dataclass
@@ -227,9 +229,13 @@ def _do(
     elif isinstance(action, Until):
         line.spend(max(line.met[-1].leave + action.ns - line.clock, LEAST), action.doing)
     elif isinstance(action, Forward):
-        if action.cause not in without:
-            line.forwards.append(Step(line.clock, line.clock + action.ns, action.batch, action.cause))
-            line.clock += action.ns
+        without_it = action.cause in without
+        ns = action.usual if without_it else action.ns
+        rest = () if without_it else (action.usual, action.again)
+        if ns:
+            cause = None if without_it else action.cause
+            line.forwards.append(Step(line.clock, line.clock + ns, action.batch, cause, *rest))
+            line.clock += ns
     elif isinstance(action, Signal):
         signals[action.key] = (line.clock, name)
     elif isinstance(action, Await):

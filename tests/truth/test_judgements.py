@@ -90,6 +90,9 @@ FOUND = {
     "a region with a collective is longer in a rank that waits, also in other steps": 2796,
     "a common end of one of several calls is a coincidence, also of ranks that compute": 30154,
     "what several slow ranks would not do is their work, not their wait for each other": 10934,
+    "a rank for which the others waited did its own work before the last one entered": 13388,
+    "a possible wait does not change what the recording is said to have changed in sum": 4639,
+    "a driver may have waited for an engine whose capture ended": 379,
 }
 
 

@@ -149,6 +149,12 @@ def _events(
             cat = "kernel" if each.kind == "kernel" else "gpu_memcpy"
             args = f'{{"device": {each.device}, "stream": {STREAM}}}'
             found.append((each, event(cat, each.name, (each.device, STREAM), each.start, each.end, args)))
+            if each.launched is not None:
+                arrow = f'"cat": "ac2g", "name": "ac2g", "id": {len(found)}'
+                from_host = f'"pid": {pid}, "tid": {pid}, "ts": {at(each.launched)}'
+                to_device = f'"pid": {each.device}, "tid": {STREAM}, "ts": {at(each.start)}, "bp": "e"'
+                found.append((None, f'{{"ph": "s", {arrow}, {from_host}}}'))
+                found.append((None, f'{{"ph": "f", {arrow}, {to_device}}}'))
     if process.devices:
         for call, start, end in calls:
             args = json.dumps(_nccl(call, rank))
@@ -269,7 +275,7 @@ def engine_trace(
             {
                 "ph": "X",
                 "cat": "user_annotation",
-                "name": f"execute_context_0(0)_generation_{size}({size})",
+                "name": f"execute_context_0(0)_generation_{size}({size + scheduler.again.get(start, 0)})",
                 "pid": pid,
                 "tid": pid,
                 "ts": _Exact(f"{own // 1000}.{own % 1000:03d}"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from truth.doings import (
@@ -113,8 +113,26 @@ def _generation(build: Builder, shape: Shape, engine: str) -> list[Action]:
         found.append(Forward(build.work(engine, shape.decode).ns, batch))
     for each in build.planted:
         if engine in each.processes and build.step in each.steps:
-            found += [Forward(each.ns[0], 1, each.cause) for _ in each.ns]
+            if each.cause == "tail":
+                found += [Forward(each.ns[0], 1, each.cause) for _ in each.ns]
+            else:
+                found = [*_preempted(found, each, build.drawn(f"{engine} preempts"))]
     return found
+
+
+def _preempted(usual: Sequence[Action], planted: Planted, drawn: random.Random) -> Iterator[Action]:
+    """Yield forward steps of which some compute sequences again that the engine preempted."""
+    longer = dict(
+        zip(sorted(drawn.sample(range(1, len(usual) // 2), len(planted.ns))), planted.ns, strict=True)
+    )
+    for at, each in enumerate(usual):
+        assert isinstance(each, Forward)
+        more = longer.get(at, 0)
+        yield (
+            Forward(each.ns + more, each.batch, planted.cause, each.ns, drawn.randint(50, 500))
+            if more
+            else each
+        )
 
 
 def _step(shape: Shape, step: int, planted: Sequence[Planted], again: int) -> Programs:
@@ -209,6 +227,14 @@ def _tail(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
     return Cause("tail", frozenset({"tail"}), frozenset({engine}), "generate"), planted
 
 
+def _preempts(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
+    engine: Name = f"engine-{drawn.randrange(shape.engines)}"
+    count = drawn.randint(1, 6)
+    ns = round(_length(shape, drawn) / count / MS) * MS
+    planted = Planted("preempts", {engine}, "", [ns] * count, COMPUTING, _steps(shape, drawn))
+    return Cause("preempts", frozenset({"preemption"}), frozenset({engine}), "generate"), planted
+
+
 def _poll(region: str, doing: Sequence = (WAITING, *SLEEPING)) -> Plant:
     def plant(shape: Shape, drawn: random.Random) -> tuple[Cause, Planted]:
         planted = Planted(
@@ -286,6 +312,7 @@ NEW = 0.1
 NEW_KINDS: dict[str, Plant] = {
     "awaits": _awaits,
     "threads": _by_driver("threads", ("collect",), POOLING),
+    "preempts": _preempts,
 }
 
 

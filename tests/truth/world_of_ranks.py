@@ -15,6 +15,7 @@ from truth.doings import (
     LAUNCHING,
     LOADING,
     LOCKED,
+    PENDING,
     PICKLING,
     POOLING,
     READING,
@@ -319,11 +320,12 @@ NEW_KINDS: dict[str, Plant] = {
     "tokens": _tokens,
     "threads": _threads,
     "awaits": _awaits,
+    "pending": _longer("pending", ("forward", "backward"), PENDING, exact=True),
 }
 """Some worlds have one of these alone."""
 OF_RANKS = ("tokens", "slower", "overlap", "starved", "half")
 """Causes that a single rank cannot have."""
-OF_DEVICES = ("host", "memory")
+OF_DEVICES = ("host", "memory", "pending")
 
 
 def ranks_world(

@@ -46,6 +46,8 @@ class Doing:
     """The function that a coroutine awaits meanwhile: a call of it for each piece."""
     others: Doing | None = None
     """What a thread of a pool does meanwhile."""
+    late: bool = False
+    """Whether it launches a kernel that begins only at its end."""
     queued: float = 0.0
     """Share of the time in which it is ready to run, and has no CPU."""
 
@@ -153,6 +155,10 @@ class Forward(NamedTuple):
     ns: int
     batch: int
     cause: str | None = None
+    usual: int = 0
+    """Its length without the cause; 0: then it is not there."""
+    again: int = 0
+    """Tokens that it computes again because of the cause."""
 
 
 Action = Open | Close | Enter | Leave | Spend | Gather | Until | Meet | Signal | Await | Forward

@@ -249,6 +249,7 @@ def _engine(truth: Truth, run: Path, engine: Engine, driver: Process, step: int)
         "start_seconds": engine.begin / 1e9,
         "stop_seconds": engine.stop / 1e9,
         "capped_by": engine.capped_by,
+        **({"statistics": {"preemptions": engine.preemptions}} if engine.preemptions else {}),
         "artifacts": artifacts,
         "capture": None,
     }

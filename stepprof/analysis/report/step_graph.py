@@ -191,12 +191,7 @@ class StepGraph:
         """
         changes = self._changes()
         others = changes if self._other is None else self._other._changes()
-        return {
-            label: [
-                (end, least) for end, change in of.items() if (least := _least(change, others[label][end]))
-            ]
-            for label, of in changes.items()
-        }
+        return {label: _least_changes(of, others[label]) for label, of in changes.items()}
 
     def _changes(self) -> dict[str, Counter[int]]:
         found: dict[str, Counter[int]] = {}
@@ -302,9 +297,20 @@ class StepGraph:
         return {label: sorted(rows) for label, rows in found.items()}
 
 
-def _least(one: int, other: int) -> int:
-    """Return the one of two changes that is nearer to none; 0 if one is an increase and the other is not."""
-    return min(one, other, key=abs) if one * other > 0 else 0
+def _least_changes(one: Mapping[int, int], other: Mapping[int, int]) -> list[tuple[int, int]]:
+    """Return changes by time whose sum until each time is the one of two that is nearer to none, or 0 if one is an increase and
+    the other is not.
+
+    >>> _least_changes({1: -370, 2: 220}, {1: -370})
+    [(1, -370), (2, 220)]
+    """
+    sums, found = [0, 0, 0], []
+    for time in sorted({*one, *other}):
+        first, second, before = sums[0] + one.get(time, 0), sums[1] + other.get(time, 0), sums[2]
+        sums = [first, second, min(first, second, key=abs) if first * second > 0 else 0]
+        if sums[2] != before:
+            found.append((time, sums[2] - before))
+    return found
 
 
 def _roles(each: Timeline) -> Iterator[tuple[str | None, int, int]]:

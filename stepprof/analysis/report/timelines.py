@@ -153,6 +153,7 @@ def timelines(
             waits.get(process.label, Waiting()),
             ends.get(process.label, []),
             sampled.get(process.label, {}),
+            [each.end for of in sampled.values() for each in of.values() if each.last == process.label],
             activities,
         )
         for process in processes
@@ -262,6 +263,7 @@ def _links(
     waiting: Waiting,
     ends: Sequence[CommonEnd],
     sampled: Mapping[int, SampledWait],
+    awaited: Sequence[int],
     activities: Mapping[str, Activity],
 ) -> _Links:
     """Return the waits in collectives, and what is known of the regions that ranks leave together.
@@ -269,7 +271,8 @@ def _links(
     There, a rank that entered early waited for the last one, unless it computed. Ranks that leave as soon as the last one has
     entered have met. One that still waits when the last one has left waits for something else. Ranks that go on together
     afterwards may as well have ended at a common time: then only samples show a wait.
-    Where a region contains a collective, this is why they leave it together. Where samples show for which one they waited, that is it.
+    Where a region contains a collective, this is why they leave it together. Where samples show for which one they waited, that is it:
+    one for which others waited until the times `awaited` worked itself.
     """
     activity = activities.get(process.label, Activity())
     operating, communicating, _ = process.working()
@@ -292,6 +295,8 @@ def _links(
     for start, end, gone, until, label, together, met in ends:
         if start in sampled:
             found.meetings.append((end, label))
+            continue
+        if any(start <= time <= until for time in awaited):
             continue
         computes = 2 * computing.clip(start, end).total >= end - start
         if len(known.clip(start, end)) or not (together or computes):
