@@ -153,8 +153,10 @@ def timelines(
             waits.get(process.label, Waiting()),
             ends.get(process.label, []),
             sampled.get(process.label, {}),
-            [each.end for of in sampled.values() for each in of.values() if each.last == process.label],
             activities,
+            awaited=[
+                each.end for of in sampled.values() for each in of.values() if each.last == process.label
+            ],
         )
         for process in processes
     }
@@ -263,8 +265,9 @@ def _links(
     waiting: Waiting,
     ends: Sequence[CommonEnd],
     sampled: Mapping[int, SampledWait],
-    awaited: Sequence[int],
     activities: Mapping[str, Activity],
+    *,
+    awaited: Sequence[int],
 ) -> _Links:
     """Return the waits in collectives, and what is known of the regions that ranks leave together.
 
