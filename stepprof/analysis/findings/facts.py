@@ -88,11 +88,11 @@ class Facts:
         if not part.region and timeline.process.origin.role == part.role:
             when |= timeline.generating  # an engine has neither windows nor regions
         if not len(when):
-            own = Intervals.of(
+            calls = self.coroutines(process, part)
+            opened = Intervals.all_of(Intervals.unpack(each.when) for each in calls)
+            when = opened & Intervals.of(
                 (start, end) for start, end, role, _ in timeline.stretches if role == part.role
             )
-            calls = self.coroutines(process, part)
-            when = Intervals.all_of(Intervals.unpack(each.when) for each in calls) & own
         return Part(process, part.role, part.region, when)
 
     def coroutines(self, process: str, part: Part) -> list[Concurrent]:

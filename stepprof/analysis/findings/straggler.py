@@ -81,7 +81,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         gain = ledger.facts.graph.gain(without)
         if gain is None or gain < ledger.least * 1e9:
             also = [label for label, time in others.items() if time - middle >= excess / 2]
-            if also:
+            if also and not numbered:
                 slow = {part.process: own[part.process][key], **{label: most[label][key] for label in also}}
                 without = {
                     label: share_of(time, (time.total - middle) / time.total) for label, time in slow.items()
