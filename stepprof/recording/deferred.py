@@ -6,7 +6,6 @@ run. A rank that was started in this way opens one, and records.
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -21,12 +20,6 @@ from stepprof.recording.misuse import Refusals
 if TYPE_CHECKING:
     from stepprof.recording.session import Session
     from stepprof.recording.window_handle import EarlyEngines, Ticket
-
-
-def is_importing_main() -> bool:
-    """Return whether multiprocessing imports the main module for a child now."""
-    process: Any = sys.modules.get("multiprocessing.process")
-    return process is not None and bool(getattr(process.current_process(), "_inheriting", False))
 
 
 class Deferred:

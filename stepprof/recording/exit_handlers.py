@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepprof.host import real_time
 from stepprof.host.system_calls import signals
+from stepprof.host.worker_packages import parents
 from stepprof.instrument.context import cell
 from stepprof.instrument.decorators import wrappers
 from stepprof.instrument.state import State
@@ -64,10 +65,8 @@ def watch(session: RunningSession) -> None:
     if not _fork_watched and hasattr(os, "register_at_fork"):
         _fork_watched = True
         os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
-    multiprocessing: Any = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None and sys.modules["multiprocessing.process"].parent_process() is not None:
-        # workers of multiprocessing leave through os._exit, past atexit
-        multiprocessing.Finalize(None, _at_exit, exitpriority=100)
+    for package in parents():  # its workers leave through os._exit, past atexit
+        package.Finalize(None, _at_exit, exitpriority=100)
 
 
 def unwatch(session: RunningSession) -> None:

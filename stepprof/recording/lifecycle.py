@@ -20,10 +20,11 @@ from stepprof.config.loaders import CONFIG_VARIABLE, KEY_OF_VARIABLE, switched_o
 from stepprof.host import real_time
 from stepprof.host.command_line import command_line
 from stepprof.host.rank import find_identity
+from stepprof.host.worker_packages import is_importing_main
 from stepprof.instrument.context import cell
 from stepprof.interrupts import ours
 from stepprof.log import logger
-from stepprof.recording.deferred import Deferred, forget_deferred, is_importing_main
+from stepprof.recording.deferred import Deferred, forget_deferred
 from stepprof.recording.session import Session, current_session
 from stepprof.run.announced import announce_off
 from stepprof.run.job_store import JobStore

@@ -59,6 +59,7 @@ TESTED_THROUGH = {
     "integrations/test_autoload.py": "integrations/bootstrap/sitecustomize",
     "real/integrations/test_lightning.py": "integrations/accelerate",
     "real/integrations/test_trl.py": "integrations/transformers integrations/trl",
+    "real/neighbours/test_workers.py": "host/worker_packages",
     "real/npu/test_npu_analysing.py": "cli/commands/analyse",
     "real/npu/test_npu_recording.py": "backends/npu/api backends/npu/backend backends/npu/ranges backends/npu/session",
     "real/ray/test_ray_attach.py": "remote/ray/kind remote/ray/listening",

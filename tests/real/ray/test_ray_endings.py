@@ -233,17 +233,26 @@ class TestOwnSession:
         ray_here.kill(handle)
         until(lambda: json.loads(manifest.read_text())["windows"][0]["status"] == "complete")
 
-    def test_a_task_has_a_name_of_its_own(self, ray_here, tmp_path):
-        """A task of Ray that starts a session is no driver: it records, under the id of its worker."""
+    @pytest.mark.parametrize("kind", ["task", "actor"])
+    def test_a_worker_without_a_rank_has_a_name_of_its_own(self, ray_here, tmp_path, kind):
+        """A task or an actor that starts a session, with neither a rank nor a name, is no driver: it records, under the id of its worker or actor."""
 
-        def task(folder):
+        def train(folder):
             Trainer().train(folder, None)
             name = cell.session.rank
             stepprof.shutdown()
             return name
 
-        name = ray_here.get(ray_here.remote(num_cpus=0)(task).remote(str(tmp_path)))
-        assert name.startswith("worker-")
+        class Actor:
+            def train(self, folder):
+                return train(folder)
+
+        if kind == "actor":
+            handle = ray_here.remote(num_cpus=0)(Actor).remote()
+            name = ray_here.get(handle.train.remote(str(tmp_path)))
+        else:
+            name = ray_here.get(ray_here.remote(num_cpus=0)(train).remote(str(tmp_path)))
+        assert name.startswith("worker-" if kind == "task" else "actor-")
         manifest = tmp_path / "own" / "step-000002" / "manifest" / f"actor-rank-{name}.json"
         [window] = json.loads(manifest.read_text())["windows"]
         assert (window["status"], window["backend"]) == ("complete", "torch")
