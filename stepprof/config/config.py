@@ -267,13 +267,12 @@ class Config:
     @classmethod
     def from_env(cls, environ: Mapping[str, str]) -> Config:
         """Read the file in $STEPPROF_CONFIG, if set, then apply the other STEPPROF_* variables."""
+        mistakes = Mistakes([*loaders.misspelt(environ)])
+        config = cls()
         path = environ.get(loaders.CONFIG_VARIABLE)
         if path:
-            with loaders.from_variable(loaders.CONFIG_VARIABLE, path):
+            with mistakes.collected(), loaders.from_variable(loaders.CONFIG_VARIABLE, path):
                 config = cls.from_toml(path)
-        else:
-            config = cls()
-        mistakes = Mistakes()
         for variable, key, value in loaders.overrides(environ):
             with mistakes.collected(), loaders.from_variable(variable, value, key):
                 config = replace(config, **{key: value})

@@ -129,16 +129,20 @@ def switched_off(environ: Mapping[str, str]) -> bool:
     )
 
 
-def overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
-    """Yield (variable, key, value) for each variable that sets a key. Refuse a misspelt one."""
+def misspelt(environ: Mapping[str, str]) -> Iterator[ConfigError]:
+    """Yield an error for each variable that is nearly the name of one that sets a key."""
     # STEPPROF_STEP alone is a misspelt STEPPROF_STEPS
     known = (*VARIABLES, *FACTS) if "STEPPROF_STATUS" in environ else VARIABLES
     for variable in environ:
         if variable.startswith(SWITCH) and variable not in known:
             for close in difflib.get_close_matches(variable, VARIABLES, n=1, cutoff=0.85):
-                raise ConfigError.at(
+                yield ConfigError.at(
                     f"${variable}", environ[variable], f'unknown variable; did you mean "${close}"?'
                 )
+
+
+def overrides(environ: Mapping[str, str]) -> Iterator[tuple[str, str, Any]]:
+    """Yield (variable, key, value) for each variable that sets a key."""
     for variable, key in KEY_OF_VARIABLE.items():
         text = environ.get(variable, "").strip()
         if text:

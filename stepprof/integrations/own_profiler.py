@@ -7,7 +7,8 @@ import warnings
 from collections.abc import Iterable
 from typing import Any
 
-from stepprof.config.loaders import CONFIG_VARIABLE, FROM_VARIABLE, overrides, plain
+from stepprof.config.loaders import CONFIG_VARIABLE, FROM_VARIABLE, misspelt, overrides, plain
+from stepprof.config.validators import Mistakes
 from stepprof.errors import ConfigError
 from stepprof.instrument.context import cell
 from stepprof.log import logger
@@ -42,6 +43,7 @@ def with_overrides(given: Any) -> Any:
     """Return the configuration that a framework gives with the variables of the environment on top; None if it gives none."""
     if given is None:
         return None
+    Mistakes([*misspelt(os.environ)]).report()
     return {**plain(given), **{key: value for _, key, value in overrides(os.environ)}}  # type: ignore[dict-item]
 
 

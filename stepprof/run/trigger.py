@@ -70,7 +70,7 @@ def trigger(
     return ask(path, step, count=count, role=role, ranks=ranks, backend=backend, **options)
 
 
-def ask(path: Path, step: int | str, *, count: int, role: str | None, **changes: Any) -> Request:
+def ask(path: Path, step: int | str, /, *, count: int, role: str | None, **changes: Any) -> Request:
     """Check a request against the run, and place it. Raise ConfigError and OSError."""
     if isinstance(step, str) and step != NEXT:
         raise ConfigError.at("step", step, f'expected a number or "{NEXT}"{nearest(step, [NEXT])}')

@@ -216,6 +216,15 @@ class TestEnvironment:
         with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
             load(None, environ)
 
+    def test_every_wrong_variable_is_named(self, here: Path) -> None:
+        """A misspelt name hides neither another one, nor wrong values of variables and of the file."""
+        (here / "stepprof.toml").write_text("stps = 2")
+        environ = {"STEPPROF_STEP": "2", "STEPPROF_RANK": "0", "STEPPROF_BACKEND": "Torch", "STEPPROF_CONFIG": "stepprof.toml"}  # fmt: skip
+        with pytest.raises(ConfigError) as raised:
+            load(None, environ)
+        text = str(raised.value)
+        assert all(name in text for name in ("$STEPPROF_STEP =", "$STEPPROF_RANK =", "$STEPPROF_BACKEND =", "stps = 2"))  # fmt: skip
+
     def test_a_mistake_in_the_file_names_variable_and_file(self, here: Path) -> None:
         """The error about a mistake in the file of `$STEPPROF_CONFIG` names the
         variable, the file and the key.

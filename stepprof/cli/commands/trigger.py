@@ -62,6 +62,9 @@ def run(args: argparse.Namespace) -> int:
         for key, value in (("ranks", args.ranks), ("backend", backend)):
             if value is not None and key in options:
                 raise ConfigError.at(key, options[key], f"given twice; omit --{key} or --set {key}")
+        for key in ("step", "count", "role"):
+            if key in options:
+                raise ConfigError.at("set", f"{key}={options[key]}", f"is no key of a role; use --{key}")
         request = ask(
             path, step, count=args.count, role=args.role, **{**options, **_given(ranks=args.ranks, backend=backend)}
         )  # fmt: skip
