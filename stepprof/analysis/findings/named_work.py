@@ -112,13 +112,14 @@ def named_work(ledger: Ledger) -> None:
             place = _narrowed(ledger.facts, part) if kind.topic == "data" else part
             name = part.region[-1] if part.region else part.role
             having = having_of(ledger.facts, part, name) if name else None
+            rest = rest_of(ledger, part)
             ledger.claim(
                 place,
                 part.when,
                 kind.topic,
                 kind.text.replace("{process}", part.process).replace("{place}", inside(place))
                 + (having.phrase() if having else "")
-                + rest_of(ledger, part),
+                + rest,
                 why="; ".join(
                     filter(
                         None,
@@ -130,7 +131,7 @@ def named_work(ledger: Ledger) -> None:
                     )
                 ),
                 advice=kind.advice or load_advice(ledger.facts, part),
-                assumption=kind.assumption,
+                assumption=kind.assumption + (", without what other findings have" if rest else ""),
                 without=lambda each: each.when,
                 of_host=kind.topic == "data",
             )

@@ -23,7 +23,7 @@ from stepprof.analysis.report.wording import seconds_text
 BALANCE = "balance the work over the ranks: sort or pack sequences by length"
 COMPARE = "compare its machine with the others: other processes on its cores, clock rates, thermal limits"
 LOOK = "look at what it does there: its stacks and its operators; a region around it shows whether the other ranks do it too"
-OWN = "only this rank does it: do it concurrently with the next phase, or share it among the ranks"
+OWN = "do it concurrently with the next phase, or share it among the ranks"
 WAITS = "the rank waits there, it does not compute: see what its stacks wait for"
 ONCE = "look at what it did there in this step: its stacks, its operators, other processes at that time; `[watch]` records the step after a slow one"
 EVERY = (
@@ -137,7 +137,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             ),
             advice=SHARE_CPUS
             if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
-            else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle, met=not maybe),
+            else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle, met=not maybe, others=others),
             assumption=None if _may_have_waited(ledger.facts, part) else _assumption(than, also, others),
             without=without,
             also=also,
@@ -274,7 +274,15 @@ def _is_in_collectives(facts: Facts, part: Part) -> bool:
 
 
 def _advice(
-    more: str | None, elsewhere: Elsewhere, *, equal: bool, alone: bool, named: bool, idle: bool, met: bool
+    more: str | None,
+    elsewhere: Elsewhere,
+    *,
+    equal: bool,
+    alone: bool,
+    named: bool,
+    idle: bool,
+    met: bool,
+    others: Collection[str],
 ) -> str:
     """Return what to try.
 
@@ -288,11 +296,12 @@ def _advice(
         named: whether a region shows what the rank does there, and the others do not only wait in it.
         idle: whether it waits.
         met: whether it is known which ranks waited for it.
+        others: the other ranks that were there too.
     """
     if more:
         return BALANCE
     if alone and named:
-        return OWN
+        return f"{'the other ranks do next to nothing there' if others else 'only this rank does it'}: {OWN}"
     if idle:
         return WAITS
     if elsewhere.length is not None:

@@ -410,7 +410,7 @@ def test_work_that_only_one_rank_does_is_not_called_slow():
     assert "slow" not in found.why
     assert (
         found.advice
-        == "only this rank does it: do it concurrently with the next phase, or share it among the ranks"
+        == "the other ranks do next to nothing there: do it concurrently with the next phase, or share it among the ranks"
     )
 
 

@@ -137,6 +137,25 @@ def test_work_with_the_number_of_its_rank(name):
     assert (found.seconds, found.saves) == (0.05, 0.05)
 
 
+def test_a_part_that_another_finding_has():
+    """Rank 0 evaluates for 80 ms, rank 1 for 20 ms: the evaluation did not take 20 ms."""
+    ranks = [
+        spans(
+            rank,
+            ("window", "step", 0, 100, None),
+            ("region", "evaluate", 0, length, None),
+            ("region", "meet", length, 100 - length, None),
+        )
+        for rank, length in enumerate((80, 20))
+    ]
+    made = combine([digest(each) for each in ranks], step=2, run_id="r")
+    first, second = (each for each in made.findings if each.start is not None)
+    assert (first.topic, first.seconds) == ("straggler", 0.06)
+    assert second.text == (
+        "an evaluation took 20 ms of the step: rank 0 in `evaluate`, not counting 60 ms of other findings"
+    )
+
+
 class TestOtherSteps:
     """The sentence says which steps have such work, or how many of the steps around lack it."""
 

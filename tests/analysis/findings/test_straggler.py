@@ -76,7 +76,7 @@ class TestWorkOfOneRank:
             rank(0, ("write_samples", 0, 60), role=role), *(rank(at, role=role) for at in range(1, ranks))
         )
         assert found.text.endswith(", and no other rank did")
-        assert found.advice == OWN
+        assert found.advice == f"only this rank does it: {OWN}"
 
     def test_a_region_that_no_other_rank_and_few_other_steps_have(self, tmp_path):
         """Rank 0 writes a log in every fifth step. Of a log that only this step has, the sentence says how many lack it."""
