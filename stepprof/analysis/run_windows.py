@@ -9,6 +9,7 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from stepprof.analysis.findings.step_times import kind_of
 from stepprof.host.plain_json import parse_json
 from stepprof.run.layout import SPANS
 from stepprof.run.span_lines import LARGEST_NS, parse_span, span_lines
@@ -137,7 +138,12 @@ def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> list[Run
 
 
 def calls_of(
-    files: Iterable[Path], steps: Collection[int], region: str | None, role: str | None
+    files: Iterable[Path],
+    steps: Collection[int],
+    region: str | None,
+    role: str | None,
+    *,
+    counting: bool = False,
 ) -> list[RunRegion]:
     """Return the calls of one region in a role that are inside no other call of it, as `outermost_regions` does.
 
@@ -146,13 +152,17 @@ def calls_of(
         steps: the numbers of the steps.
         region: its name; None: the windows of the role.
         role: the one around it.
+        counting: also regions whose names differ in their numbers alone.
     """
+    kind = None if region is None or not counting else kind_of(region)
 
     def is_wanted(span: Mapping[str, object]) -> bool:
-        kind, name = ("window", None) if region is None else ("region", region)
-        return (span.get("kind"), span.get("role")) == (kind, role) and name in (None, span.get("name"))
+        if (span.get("kind"), span.get("role")) != ("window" if region is None else "region", role):
+            return False
+        name = str(span.get("name", ""))
+        return region is None or (name == region if kind is None else kind_of(name) == kind)
 
-    written = b"" if region is None or not _PLAIN.fullmatch(region) else f'"{region}"'.encode()
+    written = b"" if region is None or counting or not _PLAIN.fullmatch(region) else f'"{region}"'.encode()
     return _outermost(files, steps, is_wanted, written)
 
 

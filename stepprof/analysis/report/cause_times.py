@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from stepprof.analysis.findings.step_times import kind_of
 from stepprof.analysis.report.schema import CauseTimes
 from stepprof.analysis.report.unrecorded import Unrecorded
-from stepprof.analysis.run_windows import calls_of, process_files
+from stepprof.analysis.run_windows import RunRegion, calls_of, process_files
 from stepprof.analysis.timeline.model import Origin
 
 MOST_PLACES = 3
@@ -41,9 +42,21 @@ def cause_times(
         origin = origins[label]
         process = f"{origin.host} {origin.pid}"
         spent: dict[int, int] = {}
-        for call in calls_of(files.get(origin.rank, ()), around, region, role):
+        for call in _calls(files.get(origin.rank, ()), step, around, region, role):
             if call.process == process:
                 length = unrecorded.length(process, call.start, call.end)
                 spent[call.step] = spent.get(call.step, 0) + length
         if step in spent:
             yield CauseTimes(label, role, region, {number: spent[number] / 1e9 for number in sorted(spent)})
+
+
+def _calls(
+    files: Sequence[Path], step: int, around: Collection[int], region: str | None, role: str | None
+) -> list[RunRegion]:
+    """Return the calls of a region; if a number in its name counts the steps, such as in `rollout_5`, of those that differ in it."""
+    calls = calls_of(files, around, region, role)
+    if region is not None and kind_of(region) != region and all(call.step == step for call in calls):
+        alike = calls_of(files, around, region, role, counting=True)
+        if {call.name for call in alike if call.step == step} == {region}:
+            return alike
+    return calls

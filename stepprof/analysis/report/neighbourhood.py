@@ -13,13 +13,14 @@ same roles: one without a rollout is no fast one with it.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
 from msgspec.structs import replace
 
+from stepprof.analysis.findings.step_times import kind_of
 from stepprof.analysis.periodic import every, extreme, period, tolerance, warm_up
 from stepprof.analysis.report.cause_times import cause_times
 from stepprof.analysis.report.division import NEARLY_ALL, WORTH_SAYING
@@ -210,11 +211,32 @@ def _with_regions(
     longest = sorted((name for name in own if own[name] >= least), key=lambda name: -own[name])
     shown = {*longest[:MOST_REGIONS], *regions}
     names = [name for name in own if name in shown]  # in the order in which they begin
+    counting = _counting(own, [inside for number, inside in found.items() if number != step])
     return [
         replace(each, regions={name: inside[name] / 1e9 for name in names if name in inside})
         for each in times
-        for inside in [found.get(each.step, {})]
+        for inside in [_renamed(found.get(each.step, {}), counting)]
     ]
+
+
+def _counting(own: Mapping[str, int], others: Iterable[Mapping[str, int]]) -> dict[str, str]:
+    """Return by their kind the names of a step that no other step has, because a number in them counts: `rollout_5`."""
+    elsewhere = {name for other in others for name in other}
+    kinds = Counter(map(kind_of, own))
+    return {
+        kind: name
+        for name in own
+        for kind in [kind_of(name)]
+        if kind != name and kinds[kind] == 1 and name not in elsewhere
+    }
+
+
+def _renamed(times: Mapping[str, int], counting: Mapping[str, str]) -> Mapping[str, int]:
+    """Return the times of a step by the names of another step, in which a number counts."""
+    found: dict[str, int] = defaultdict(int)
+    for name, length in times.items():
+        found[counting.get(kind_of(name), name)] += length
+    return found
 
 
 def _processes(runs: Sequence[Path], ranks: Sequence[int | str | None]) -> Iterator[tuple[str, list[Path]]]:
@@ -320,7 +342,7 @@ def _sentence(
     )
     if whole.typical is None:
         verdict = "whether that is usual is not known: the profiler held the processes of the step up at different times, or for different lengths of time"
-    return f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}"
+    return f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}{_rare_regions(this, alike)}"
 
 
 def _unusual(this: StepTime, usual: float, others: Sequence[StepTime]) -> str:
@@ -359,6 +381,21 @@ def _other_roles(this: StepTime, plain: Sequence[StepTime]) -> str:
     ]
     texts += [f"{_of(number, len(plain))} have no {role}" for role, number in lacking if number][:MOST_ROLES]
     return f"; {', '.join(texts)}" if texts else ""
+
+
+def _rare_regions(this: StepTime, others: Sequence[StepTime]) -> str:
+    """Return the number of steps that lack a region of this one. What none of them has may be in recorded steps alone."""
+    lacking = {
+        region: sum(region not in each.regions for each in others)
+        for region, length in this.regions.items()
+        if length >= WORTH_SAYING * this.seconds
+    }
+    texts = [
+        f"; {_of(number, len(others))} {'has' if number == 1 else 'have'} no {quoted(region)}"
+        for region, number in lacking.items()
+        if 0 < number < len(others)
+    ]
+    return "".join(texts[:MOST_ROLES])
 
 
 def _of(number: int, others: int) -> str:

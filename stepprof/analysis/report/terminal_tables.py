@@ -180,6 +180,8 @@ def neighbours_table(among: Neighbourhood, step: int | None, room: int) -> Table
         bars = [" " if each is None else _LEVELS[max(1, round(each / longest * 8))] for each in taken]
         bars[here - first] = f"[{bars[here - first]}]"
         usual = f"{seconds(part.median)} ({seconds(part.shortest)} to {seconds(part.longest)})"
+        if part.steps < len(among.others):
+            usual += f" in {part.steps} of {len(among.others)}"
         rows.append(
             [
                 name,

@@ -265,6 +265,36 @@ class TestRegions:
         assert not any(each.regions for each in found.steps)
         assert {each.region for each in found.parts} == {None}
 
+    def test_a_number_in_a_name_counts_the_steps(self, run) -> None:
+        """`rollout_3` of step 3 is `rollout_2` of step 2. Parts that each step has are compared by their whole names."""
+        spans(run, 0, [(number, {None: 10.0}) for number in range(8)])
+        add_regions(run, 0, lambda step: [
+            (f"rollout_{step}", 0, 5 if step == 3 else 3, {}), ("shard_0", 6, 1, {}), ("shard_1", 7, 2, {}),
+        ])  # fmt: skip
+        found = neighbourhood([run.path], 3)
+        assert {each.region: (each.steps, each.median) for each in found.parts[1:]} == {
+            "rollout_3": (6, 3.0), "shard_0": (6, 1.0), "shard_1": (6, 2.0)
+        }  # fmt: skip
+        assert found.text.endswith("; `rollout_3` 5.00 s instead of 3.00 s")
+
+    def test_two_numbers_of_one_kind_are_not_compared(self, run) -> None:
+        """Which region of another step is `sample_30`, and which one `sample_31`, is not known."""
+        spans(run, 0, [(number, {None: 10.0}) for number in range(8)])
+        add_regions(run, 0, lambda step: [(f"sample_{10 * step + at}", 4 * at, 4, {}) for at in (0, 1)])
+        found = neighbourhood([run.path], 3)
+        assert [each.region for each in found.parts] == [None]
+
+    def test_a_region_that_few_steps_have(self, run, capsys) -> None:
+        """Every third step evaluates: its usual time is that of two of the six other steps, which the row and the sentence say."""
+        spans(run, 0, [(number, {None: 10.0}) for number in range(13)])
+        add_regions(run, 0, lambda step: [
+            ("train", 0, 4, {}), *([("assess", 4, 4, {})] if step % 3 == 0 else []), *([("hook", 8, 1, {})] if step == 3 else []),
+        ])  # fmt: skip
+        found = neighbourhood([run.path], 3)
+        assert found.text.endswith("; 8 of 11 other steps have no `assess`")
+        assert main(["report", str(run.path)]) == 0
+        assert "4.00 s (4.00 s to 4.00 s) in 3 of 11" in " ".join(capsys.readouterr().out.split())
+
     def test_too_many_to_be_read(self, run, monkeypatch) -> None:
         monkeypatch.setattr(run_windows, "MOST_REGIONS", 5)
         spans(run, 0, [(number, {None: 10.0}) for number in range(6)])
@@ -336,8 +366,11 @@ class TestRestart:
         assert {each.step: each.regions["forward"] for each in found.steps} == dict.fromkeys(range(8), 2)
 
 
-def test_the_slow_rank_is_in_the_table_of_a_driver(run, capsys) -> None:
-    """The steps are those of the driver; the region in which rank 1 was slow in step 3 has a row of its own, of that rank."""
+@pytest.mark.parametrize("pack", ["pack", "pack_{}"])
+def test_the_slow_rank_is_in_the_table_of_a_driver(run, capsys, pack) -> None:
+    """The steps are those of the driver; the region in which rank 1 was slow in step 3 has a row of its own, of that rank.
+    `pack_3` of step 3 is `pack_2` of step 2.
+    """
     spans(run, "driver", [(number, both(1.0, 4.0 if number == 3 else 2.0)) for number in range(8)])
     for rank in range(3):
         spans(run, rank, [(number, both(1.0, 4.0 if number == 3 else 2.0)) for number in range(8)])
@@ -345,14 +378,14 @@ def test_the_slow_rank_is_in_the_table_of_a_driver(run, capsys) -> None:
         lines = [line for line in path.read_text().splitlines() if '"role": "rollout"' not in line]
         path.write_text("\n".join(lines).replace('"pid": 7', f'"pid": {8 + rank}') + "\n")
         add_regions(run, rank, lambda step, slow=rank == 1: [
-            ("pack", 0, 3.5 if slow and step == 3 else 1.5, {}), ("backward", 3.5 if slow and step == 3 else 1.5, 0.4, {}),
+            (pack.format(step), 0, 3.5 if slow and step == 3 else 1.5, {}), ("backward", 3.5 if slow and step == 3 else 1.5, 0.4, {}),
         ])  # fmt: skip
     assert main(["report", str(run.path), "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     around = report["neighbourhood"]
     assert around["process"] == "driver"
     (place,) = around["places"]
-    assert (place["process"], place["role"], place["region"]) == ("actor rank 1", "actor", "pack")
+    assert (place["process"], place["role"], place["region"]) == ("actor rank 1", "actor", pack.format(3))
     assert place["by_step"] == {str(step): 3.5 if step == 3 else 1.5 for step in range(8)}
     assert (place["usual"]["seconds"], place["usual"]["median"], place["usual"]["typical"]) == (
         3.5,
@@ -362,7 +395,7 @@ def test_the_slow_rank_is_in_the_table_of_a_driver(run, capsys) -> None:
     assert main(["report", str(run.path)]) == 0
     out = capsys.readouterr().out
     assert any(
-        "pack of actor rank 1" in line and "1.50 s (1.50 s to 1.50 s)" in line for line in out.splitlines()
+        f"{pack.format(3)} of actor rank 1" in line and "1.50 s (1.50 s to 1.50 s)" in line for line in out.splitlines()
     ), out
 
 

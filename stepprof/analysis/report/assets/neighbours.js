@@ -40,6 +40,6 @@ function neighbourRow(report, among, row, usual) {
   });
   return el("div", { class: "neighbours" },
     el("div", null, el("b", null, row.name), el("span", null, own === null ? "not in this step" : seconds(own)),
-      usual ? el("span", { class: usual.typical === false ? "bad" : "dim" }, `usually ${seconds(usual.median)} (${seconds(usual.shortest)} to ${seconds(usual.longest)})`) : null),
+      usual ? el("span", { class: usual.typical === false ? "bad" : "dim" }, `usually ${seconds(usual.median)} (${seconds(usual.shortest)} to ${seconds(usual.longest)})${usual.steps < among.others.length ? ` in ${usual.steps} of ${among.others.length}` : ""}`) : null),
     box);
 }
