@@ -33,7 +33,8 @@ def other_threads(ledger: Ledger) -> None:
                 found.locked,
                 "lock",
                 f"{begin} {waiting.threads} waited in {waiting.label}, in {quoted(waiting.name)}",
-                why=f"of the sampled threads {waiting.average:.1f} waited there and {working.average:.1f} worked, on average",
+                why=f"of the sampled threads {waiting.average:.1f} waited there and {working.average:.1f} worked, on average"
+                + _own_line(ledger.facts, part, found.locked),
                 advice="if it is a lock or a semaphore, hold it for less time, let more threads through, or give each thread its own data",
                 assumption=ASSUMPTION,
                 without=(lambda each: _others(ledger.facts, each).locked) if part.region else None,
@@ -47,7 +48,8 @@ def other_threads(ledger: Ledger) -> None:
                 found.worked,
                 "threads",
                 f"{begin} {working.threads} ran {quoted(working.name)} ({working.label})",
-                why=f"{working.average:.1f} other threads were busy on average, {working.share:.0%} of their time in {working.label}",
+                why=f"{working.average:.1f} other threads were busy on average, {working.share:.0%} of their time in {working.label}"
+                + _own_line(ledger.facts, part, found.worked),
                 advice=f"if it waited for {'it' if working.average < ONE else 'them'}: {more if working.pool and working.average < ONE else ''}"
                 "make the calls faster, or start them earlier; a region in them shows how many they are",
                 assumption=ASSUMPTION,
@@ -82,11 +84,21 @@ def other_regions(ledger: Ledger) -> None:
                 when,
                 "threads",
                 f"{part.process} waited {{seconds}} in {inside(part)} while another thread was in {quoted(other.name)}{role}",
-                why="its stacks show that it waited for another thread",
+                why="its stacks show that it waited for another thread" + _own_line(ledger.facts, part, when),
                 advice=f"if it waited for {quoted(other.name)}: make that shorter, or start it earlier",
                 assumption=ASSUMPTION,
                 of_host=True,
             )
+
+
+def _own_line(facts: Facts, part: Part, when: Intervals) -> str:
+    """Return the call and the line in which the thread itself waited for most of some time; empty: there is none."""
+    times: Counter[str] = Counter()
+    for stack, start, end in _waits(facts, part):
+        if stack.line:
+            times[stack.activity] += when.clip(start, end).total
+    activity, longest = max(times.items(), key=lambda each: each[1], default=("", 0))
+    return f"; it waited in {activity}" if 2 * longest >= when.total else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from digested import MS, T0, source
 
@@ -61,7 +63,16 @@ class TestOtherThreads:
         [(topic, text, why)] = causes(wait(), *tasks)
         assert topic == "threads"
         assert text == "rank 0 waited 800 ms in `score` while one pool thread ran `reward` (time.sleep)"
-        assert why == "1.0 other threads were busy on average, 100% of their time in time.sleep"
+        assert why == "1.0 other threads were busy on average, 100% of their time in time.sleep; it waited in waiter.acquire in Condition.wait (threading.py:327)"
+
+    @pytest.mark.parametrize(("call", "topic"), [("time.sleep", "threads"), ("lock.acquire", "lock")])
+    def test_the_line_of_the_job_that_waits(self, call, topic) -> None:
+        """The reason names the line of the job's own code in which the thread of the window waits."""
+        own = replace(wait(JOIN), caller=Frame("main", "train.py", 37, own=True))
+        task = stretch(100, 900, call, thread=8, task="fill", pool=False)
+        [(found, _, why)] = causes(own, task)
+        assert found == topic
+        assert why.endswith("; it waited in waiter.acquire in main (train.py:37)"), why
 
     @pytest.mark.parametrize("frames", [RESULT, JOIN, POLL])
     def test_several_busy_threads_are_one_finding(self, frames) -> None:
@@ -105,7 +116,7 @@ class TestOtherThreads:
         [(topic, text, why)] = causes(wait(), *held, *working)
         assert topic == "lock"
         assert text == f"rank 0 waited 800 ms in `score` while 4 pool threads waited in {label}, in `encode`"
-        assert why == "of the sampled threads 4.0 waited there and 1.0 worked, on average"
+        assert why == "of the sampled threads 4.0 waited there and 1.0 worked, on average; it waited in waiter.acquire in Condition.wait (threading.py:327)"
 
     def test_more_worked_than_waited_for_a_lock(self) -> None:
         held = stretch(100, 900, "lock.acquire", thread=8, task="encode")
@@ -119,7 +130,7 @@ class TestOtherThreads:
         other = (("thread", "other"), "region", "call", 100, 800, None)
         task = stretch(100, 900, "time.sleep", thread=8, task="call")
         text = "rank 0 waited 800 ms in `score` while another thread was in `call`"
-        why = "its stacks show that it waited for another thread"
+        why = "its stacks show that it waited for another thread; it waited in waiter.acquire in Condition.wait (threading.py:327)"
         assert causes(wait(), task, regions=[other]) == [("threads", text, why)]
         inner = (("thread", "other"), "region", "parse", 101, 798, None)
         [(_, text, _)] = causes(wait(), regions=[other, inner])
