@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import islice
@@ -131,8 +132,8 @@ def _window(line: object, process: str) -> RunWindow | None:
 def outermost_regions(files: Iterable[Path], steps: Collection[int]) -> list[RunRegion]:
     """Return the regions of some steps that are inside no other, in the order of the steps and of their begins.
 
-    They are those of the threads that open windows in the step, without coroutines: a process that was lost in the step has
-    regions without a window. Empty: there are too many regions to read.
+    They are those of the threads that open windows in the step, without coroutines other than the only one that opens them: a
+    process that was lost in the step has regions without a window. Empty: there are too many regions to read.
     """
     return _outermost(files, steps, lambda span: span.get("kind") == "region" and bool(span.get("name")))
 
@@ -174,8 +175,8 @@ def _outermost(
 ) -> list[RunRegion]:
     """Return the regions or windows that are wanted and inside no other one of them. Lines of regions without `having` are not parsed."""
     process = ""
-    threads: set[object] = set()
-    found: list[tuple[int, int, int, object, str, str]] = []
+    tasks: dict[object, set[object]] = defaultdict(set)
+    found: list[tuple[int, int, int, object, str, str, object]] = []
     try:
         every = (line for file in files for line in span_lines(file, steps))
         some = (line for line in every if having in line or b'"region"' not in line)
@@ -195,14 +196,18 @@ def _outermost(
             span.get("dur", 0),
             (process, span["step"], span.get("thread")),
         )
-        if span.get("kind") == "window":
-            threads.add(thread)
-        if is_wanted(span) and (span["kind"] == "window" or span.get("task") is None):
-            found.append((span["step"], start, -length, thread, span.get("name", ""), process))
+        is_window, task = span.get("kind") == "window", span.get("task")
+        if is_window:
+            tasks[thread].add(task)
+        if is_wanted(span):
+            in_task = None if is_window else task
+            found.append((span["step"], start, -length, thread, span.get("name", ""), process, in_task))
     outermost = []
     end: dict[tuple[int, object], int] = {}
-    for step, start, negative, opened, name, process in sorted(found, key=lambda each: each[:3]):
-        if opened in threads and start >= end.get((step, opened), 0):
+    for step, start, negative, opened, name, process, task in sorted(found, key=lambda each: each[:3]):
+        # windows of several coroutines overlap, and so do the regions in them
+        own = tasks.get(opened, set())
+        if own and (task is None or own == {task}) and start >= end.get((step, opened), 0):
             end[step, opened] = start - negative
             outermost.append(RunRegion(start, start - negative, step, name, process))
     return outermost

@@ -89,7 +89,14 @@ class Request:
 
     @classmethod
     def make(
-        cls, /, step: int, *, count: int = 1, role: str | None = None, reason: str = "trigger", **changes: object
+        cls,
+        /,
+        step: int,
+        *,
+        count: int = 1,
+        role: str | None = None,
+        reason: str = "trigger",
+        **changes: object,
     ) -> Request:
         """Return a new request with a unique name; a change that is None is ignored. Raise ConfigError."""
         return cls(

@@ -12,6 +12,7 @@ from functools import partial
 
 from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
+from stepprof.analysis.findings.rare import rarity
 from stepprof.analysis.findings.signs import COLLECTIVES, COMPILE, LOADER, SHORTEST_NS, WORKER, Stack, Task
 from stepprof.analysis.findings.together import (
     Cause,
@@ -293,7 +294,8 @@ def _claim(ledger: Ledger, kind: _Kind) -> None:
             part,
             when,
             kind.topic,
-            kind.text.replace("{process}", part.process).replace("{place}", inside(part)),
+            kind.text.replace("{process}", part.process).replace("{place}", inside(part))
+            + rarity(ledger.facts, part),
             why=f"its stacks show {activity}{_meanwhile(ledger.facts, part, when) if kind.topic in MEANWHILE and not kind.waits else ''}",
             advice=kind.advice or load_advice(ledger.facts, part),
             assumption=kind.assumption,

@@ -15,7 +15,7 @@ MOST = 1 / 3
 
 def rare_work(ledger: Ledger) -> None:
     """Claim regions that few of the steps around have."""
-    for part in ledger.merged(partial(_rare, ledger.facts), "work", "communication"):
+    for part in ledger.merged(partial(rare_place, ledger.facts), "work", "communication"):
         having = having_of(ledger.facts, part, part.region[-1])
         if having is None:
             continue
@@ -32,7 +32,14 @@ def rare_work(ledger: Ledger) -> None:
         )
 
 
-def _rare(facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | None:
+def rarity(facts: Facts, part: Part) -> str:
+    """Return the end of a sentence about work in a region that is rare, or that is in one; else an empty string."""
+    place = rare_place(facts, part)
+    having = having_of(facts, part, place[1][-1]) if place else None
+    return having.phrase() if having else ""
+
+
+def rare_place(facts: Facts, part: Part) -> tuple[str, tuple[str, ...]] | None:
     """Return the process and the outermost region of a part that is rare."""
     for depth, name in enumerate(part.region, 1):
         having = having_of(facts, part, name)

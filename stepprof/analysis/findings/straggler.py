@@ -137,7 +137,16 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
             ),
             advice=SHARE_CPUS
             if not more and lacks_cpu(ledger.facts, part, excess / 1e9)
-            else _advice(more, elsewhere, equal=equal, alone=alone, named=named, idle=idle, met=not maybe, others=others),
+            else _advice(
+                more,
+                elsewhere,
+                equal=equal,
+                alone=alone,
+                named=named,
+                idle=idle,
+                met=not maybe,
+                others=others,
+            ),
             assumption=None if _may_have_waited(ledger.facts, part) else _assumption(than, also, others),
             without=without,
             also=also,

@@ -342,7 +342,9 @@ def _sentence(
     )
     if whole.typical is None:
         verdict = "whether that is usual is not known: the profiler held the processes of the step up at different times, or for different lengths of time"
-    return f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}{_rare_regions(this, alike)}"
+    return (
+        f"{took}: {verdict}; {others}{_reasons(parts)}{_other_roles(this, plain)}{_rare_regions(this, alike)}"
+    )
 
 
 def _unusual(this: StepTime, usual: float, others: Sequence[StepTime]) -> str:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from digested import spans
+from digested import MS, T0, spans
 from spanning import write_steps
 
 from stepprof.analysis.findings.neighbours import Neighbours
 from stepprof.analysis.report.combine import combine
 from stepprof.analysis.report.digest import digest
+from stepprof.run.evidence import CaptureUse, Evidence, Frame, StackStretch
 
 STEP = 5
 WINDOW = ("window", "step", 0, 100, None)
@@ -151,6 +152,23 @@ class TestAdditionalWork:
             tmp_path, own, lambda at: [("window", "step", 0, 500, None), ("region", "update", 0, 500, None)]
         )
         assert rare.region == "probe"
+
+    def test_a_wait_in_it(self, tmp_path):
+        """Its stacks show a sleep: that finding says that other steps do not have the region, and a region inside it is as rare."""
+        own = [WINDOW, UPDATE, PROBE, ("region", "pause", 50, 50, None)]
+        write_steps(tmp_path, {at: own if at == STEP else usual(at) for at in range(1, 10)})
+        frames = (Frame("pause", "train.py", 5, own=True),)
+        slept = StackStretch(1, STEP, None, T0 + 50 * MS, T0 + 100 * MS, 3, frames, "time.sleep", 0.0, 0.0, False, None, False)  # fmt: skip
+        report = combine(
+            [digest(spans(0, *own))],
+            step=STEP,
+            run_id="r",
+            neighbours=Neighbours([tmp_path], STEP),
+            evidence=[Evidence(0, "h", 100, stretches=(slept,), captures=(CaptureUse(1, STEP, None, T0, T0 + 100 * MS, None, None, 0),))],
+        )  # fmt: skip
+        found = [each for each in report.findings if each.topic == "sleep"]
+        assert [each.region for each in found] == ["pause"]
+        assert found[0].text.endswith(", which 8 of the 8 steps around it do not have")
 
     def test_a_number_in_its_name(self, tmp_path):
         """`benchmark_4` of step 2 and `benchmark_5` of this step are the same work."""

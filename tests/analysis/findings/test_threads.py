@@ -63,7 +63,10 @@ class TestOtherThreads:
         [(topic, text, why)] = causes(wait(), *tasks)
         assert topic == "threads"
         assert text == "rank 0 waited 800 ms in `score` while one pool thread ran `reward` (time.sleep)"
-        assert why == "1.0 other threads were busy on average, 100% of their time in time.sleep; it waited in waiter.acquire in Condition.wait (threading.py:327)"
+        assert (
+            why
+            == "1.0 other threads were busy on average, 100% of their time in time.sleep; it waited in waiter.acquire in Condition.wait (threading.py:327)"
+        )
 
     @pytest.mark.parametrize(("call", "topic"), [("time.sleep", "threads"), ("lock.acquire", "lock")])
     def test_the_line_of_the_job_that_waits(self, call, topic) -> None:
@@ -116,7 +119,10 @@ class TestOtherThreads:
         [(topic, text, why)] = causes(wait(), *held, *working)
         assert topic == "lock"
         assert text == f"rank 0 waited 800 ms in `score` while 4 pool threads waited in {label}, in `encode`"
-        assert why == "of the sampled threads 4.0 waited there and 1.0 worked, on average; it waited in waiter.acquire in Condition.wait (threading.py:327)"
+        assert (
+            why
+            == "of the sampled threads 4.0 waited there and 1.0 worked, on average; it waited in waiter.acquire in Condition.wait (threading.py:327)"
+        )
 
     def test_more_worked_than_waited_for_a_lock(self) -> None:
         held = stretch(100, 900, "lock.acquire", thread=8, task="encode")

@@ -265,6 +265,19 @@ class TestRegions:
         assert not any(each.regions for each in found.steps)
         assert {each.region for each in found.parts} == {None}
 
+    @pytest.mark.parametrize(("windows", "shown"), [([5], True), ([5, 6], False)])
+    def test_a_loop_that_is_a_coroutine(self, run, windows, shown) -> None:
+        """Its regions divide the step if no other coroutine has windows of it: regions of several overlap."""
+        spans(run, 0, [(number, {None: 10.0}) for number in range(6)])
+        add_regions(run, 0, lambda _: [("load", 0, 3, {"task": 5}), ("score", 3, 2, {"task": 7})])
+        path = run.path / "spans" / "rank-0.000001.jsonl"
+        first, *lines = map(json.loads, path.read_text().splitlines())
+        opened = [{**each, "task": task} for each in lines if each["kind"] == "window" for task in windows]
+        others = [each for each in lines if each["kind"] == "region"]
+        path.write_text("".join(f"{json.dumps(line)}\n" for line in (first, *opened, *others)))
+        found = neighbourhood([run.path], 3)
+        assert [each.regions for each in found.steps] == [{"load": 3.0} if shown else {}] * 6
+
     def test_a_number_in_a_name_counts_the_steps(self, run) -> None:
         """`rollout_3` of step 3 is `rollout_2` of step 2. Parts that each step has are compared by their whole names."""
         spans(run, 0, [(number, {None: 10.0}) for number in range(8)])
@@ -395,7 +408,8 @@ def test_the_slow_rank_is_in_the_table_of_a_driver(run, capsys, pack) -> None:
     assert main(["report", str(run.path)]) == 0
     out = capsys.readouterr().out
     assert any(
-        f"{pack.format(3)} of actor rank 1" in line and "1.50 s (1.50 s to 1.50 s)" in line for line in out.splitlines()
+        f"{pack.format(3)} of actor rank 1" in line and "1.50 s (1.50 s to 1.50 s)" in line
+        for line in out.splitlines()
     ), out
 
 
