@@ -206,6 +206,73 @@ class TestMakers:
         assert [each["text"] for each in report["findings"] if "execute_" in each["text"]] == []
 
 
+VERSIONS = {
+    "1.8 and 1.9": (("Operator", "Runtime", "Kernel", "Memcpy"), "stream 7", ("async", "launch"), int),
+    "arrows of async_gpu": (
+        ("cpu_op", "cuda_runtime", "kernel", "gpu_memcpy"),
+        7,
+        ("async_gpu", "ac2g"),
+        int,
+    ),
+    "whole microseconds": (("cpu_op", "cuda_runtime", "kernel", "gpu_memcpy"), 7, ("ac2g", "ac2g"), int),
+    "before 2.4": (("cpu_op", "cuda_runtime", "kernel", "gpu_memcpy"), 7, ("ac2g", "ac2g"), "{:.3f}".format),
+    "2.4 and later": (("cpu_op", "cuda_runtime", "kernel", "gpu_memcpy"), 7, ("ac2g", "ac2g"), None),
+}
+"""Categories, stream, arrows and absolute times in the forms of torch's versions; None: the times are relative."""
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_formats_of_torch(tmp_path: Path, version: str) -> None:
+    """Length, busy time, kernels, launches and annotations of each are right."""
+    (operator, runtime, kernel, copy), stream, words, written = VERSIONS[version]
+    loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+    annotation = operator if operator == "Operator" else "user_annotation"
+    events = [
+        slice_("PyTorch Profiler (0)", operator if operator == "Operator" else "Trace", 0, LENGTH, "Spans", "PyTorch Profiler"),
+        {"ph": "i", "s": "g", "name": "Record Window End", "ts": 3 * LENGTH, "pid": "", "tid": ""},
+        slice_(loader, annotation, 80_000, 19_000),
+    ]  # fmt: skip
+    for number in range(8):
+        at = 10_000.0 * number
+        events += [
+            slice_("aten::mm", operator, at, 900),
+            slice_("cudaLaunchKernel", runtime, at + 10, 5, correlation=number),
+            slice_("gemm", kernel, at + 100, 4_000 + number, 0, stream, device=0, correlation=number),
+            slice_("Memcpy HtoD (Pinned -> Device)", copy, at + 3_000, 2_000, 0, stream, device=0),
+            arrow("s", number, at + 10, 4711, 4711, words),
+            arrow("f", number, at + 100, 0, stream, words),
+        ]
+    on_device = [each for each in events if each.get("cat") in (kernel, copy)]
+    busy = covered(*on_device)
+    text = json.dumps({"schemaVersion": 1, "baseTimeNanoseconds": BASE, "traceEvents": events})
+    if written is not None:
+        absolute = [{**each, "ts": f"@{written(BASE / 1000 + each['ts'])}@"} for each in events]
+        text = json.dumps({"schemaVersion": 1, "traceEvents": absolute})
+        text = text.replace('"@', "").replace('@"', "")
+    trace, out = tmp_path / "t.json", tmp_path / "out.json"
+    trace.write_text(text)
+    assert main(["report", str(trace), "--json", str(out)]) == 0
+    report = json.loads(out.read_text())
+    assert report["problems"] == []
+    assert report["seconds"] == pytest.approx(0.1)
+    (idle,) = report["idle"]
+    assert (idle["busy"], sum(idle["causes"].values())) == pytest.approx((busy, 0.1 - busy))
+    (overlap,) = report["overlap"]
+    assert overlap["compute"] == pytest.approx(
+        covered(*(each for each in on_device if each["cat"] == kernel))
+    )
+    assert {each["name"]: each["calls"] for each in report["kernels"]} == {
+        "gemm": 8,
+        "Memcpy HtoD (Pinned -> Device)": 8,
+    }
+    assert {each["name"]: round(each["share"], 2) for each in report["parts"]} == {
+        loader: 0.19,
+        "in no annotation": 0.81,
+    }
+    assert sentences(report, "data") == [f"t.json spent 19 ms on data in `{loader}`"]
+    assert sentences(report, "pending") == []
+
+
 class TestHostOnly:
     """Traces without a device."""
 
