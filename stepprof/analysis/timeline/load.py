@@ -77,7 +77,9 @@ def load(
         base = assume.get(ALL, 0 if wanted.alone else None) if named is None else named
         by_wall = replace(alignment, offset_ns=alignment.offset_ns + wanted.wall_ahead_ns)
         own, is_foreign = Alignment("unmeasured", 0, None, wanted.origin.path), wanted.origin.kind == "trace"
-        unanchored = own if apart and is_foreign and base is None and alignment.method != "assumed" else None
+        unanchored = None
+        if apart and is_foreign and base is None:  # by --one-clock they are relative to one time
+            unanchored = alignment if alignment.method == "assumed" else own
         source = read(
             stream, wanted.origin, by_wall, args=args, base_ns=base, flows=flows, unanchored=unanchored
         )

@@ -88,7 +88,9 @@ class TestIterationFolders:
                 file.write_text(json.dumps({"schemaVersion": 1, **base, **head, "traceEvents": events}))
         return tmp_path
 
-    @pytest.mark.parametrize(("options", "left", "kept"), [([], 10, 20), (["--step", "10"], 20, 10)])
+    @pytest.mark.parametrize(
+        ("options", "left", "kept"), [([], 10, 20), (["--step", "10"], 20, 10), (["--one-clock"], 10, 20)]
+    )
     def test_they_are_captures_of_two_processes(
         self, folder: Path, options: list[str], left: int, kept: int
     ) -> None:
