@@ -730,7 +730,7 @@ class Report(msgspec.Struct, frozen=True):
     """
     slack: list[Slack] = []
     """How much longer the processes could have worked, the longest first. Without those of which no wait in
-    either direction is known, or not all ends of windows.
+    either direction is known, or not all ends of windows, and without roles whose window ended early.
     """
     skew: list[PhaseSkew] = []
     """The ranks that were last in a phase. A later phase repeats the delay of an earlier one."""

@@ -236,7 +236,8 @@ class StepGraph:
     def spare(self, known: Sequence[Timeline]) -> list[Slack]:
         """Return how much longer each process could have worked in a role before the step ends later, the longest first.
 
-        Where it waits, it works instead. Processes of which no wait in either direction is known are left out, and those whose slack depends on possible waits.
+        Where it waits, it works instead. Processes of which no wait in either direction is known are left out, roles whose window ended early
+        (an exception, SIGTERM), and those whose slack depends on possible waits.
         """
         found = self._spare(known)
         if self._other is None:
@@ -256,7 +257,10 @@ class StepGraph:
             if not rows:
                 continue
             times = [time for time, _ in rows]
+            early = each.process.cut_short()  # how much work it had left is not known
             for role, begins, last in _roles(each):
+                if role in early:
+                    continue
                 at = bisect_left(times, last)
                 waited = sum(
                     end - start

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 from combined import found, path, report, slack, stacks, topics
-from digested import MS, T0, engine, engine_entry, manifest, spans, window
+from digested import MS, T0, engine, engine_entry, manifest, source, spans, window
+
+from stepprof.analysis.timeline.model import Origin
 
 
 def rank(number, *windows):
@@ -98,6 +100,23 @@ class TestStepWindow:
             driver(), rank(0, ("actor", 500, 6000)), evidence=[stacks("driver", (0, 10_000, "torch.mm", 1.0))]
         )
         assert made.findings[0].text == "the step took 10.0 s: no role 100%"
+
+
+class TestEarlyEnd:
+    @pytest.mark.parametrize("ending", [{"error": True}, {"unfinished": "SIGTERM"}])
+    def test_a_rank_that_ended_early_has_no_slack(self, ending):
+        """An exception or SIGTERM ended rank 1 after 1 s: how much work it had left is not known."""
+
+        def ended(length, attributes):
+            origin = Origin("spans", "spans/rank-1.000001.jsonl", None, 1, None, "h", 101)
+            return source(
+                origin, ("thread", "window", "actor", 500, length, {"step": 2, "role": "actor", **attributes})
+            )
+
+        made = report(driver(("actor", 0, 5000)), rank(0, ("actor", 500, 4500)), ended(1000, ending))
+        assert "actor rank 1" not in {process for process, _ in slack(made)}
+        made = report(driver(("actor", 0, 5000)), rank(0, ("actor", 500, 4500)), ended(1000, {}))
+        assert slack(made)["actor rank 1", "actor"] == 3.5
 
 
 class TestComputingDriver:
