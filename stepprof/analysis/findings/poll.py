@@ -9,7 +9,8 @@ from stepprof.analysis.findings.facts import Facts, Part
 from stepprof.analysis.findings.ledger import Ledger
 from stepprof.analysis.findings.signs import IDLE, SLEEPS
 from stepprof.analysis.findings.wording import doing, inside
-from stepprof.analysis.report.intervals import Intervals
+from stepprof.analysis.report.intervals import EMPTY, Intervals
+from stepprof.analysis.report.processes import Process
 
 POLLS = "wait for the result itself (a future, a queue) instead of polling for it, or poll more often"
 RECEIVES = "it waits for the result itself: see what the awaited process does after its last recorded work, such as sending the result; a region in it shows its time"
@@ -69,8 +70,22 @@ def _polls(facts: Facts, part: Part) -> Intervals:
         or PROGRAMS in stack.modules
         or (stack.waits and 2 * working.clip(stack.start, stack.end).total >= stack.end - stack.start)
     ]
+    if not signs.stacks and _may_compute(timeline.process, part.when):
+        return EMPTY
     concurrent = [Intervals.unpack(nest.concurrent) for nest in timeline.nests]
     return part.when - Intervals.of(other) - Intervals.all_of(concurrent) - working
+
+
+def _may_compute(process: Process, when: Intervals) -> bool:
+    """Return whether the CPU time of the windows around some time suffices to compute for half of it: nothing shows when that was."""
+    known = [
+        cpu
+        for window in process.manifest_windows
+        if (edges := process.edges(window)) is not None
+        and (cpu := window.get("thread_cpu_seconds")) is not None
+        and len(when.clip(*edges))
+    ]
+    return bool(known) and 2e9 * min(known) >= when.total
 
 
 def _after_others(facts: Facts, part: Part) -> Iterator[Intervals]:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from combined import found, path, report, stacks, topics
-from digested import spans
+from digested import manifest, spans, window
 
 from stepprof.analysis.findings.poll import POLLS, RECEIVES
 from stepprof.run.evidence import Frame
@@ -103,6 +103,14 @@ class TestPoll:
         (poll,) = [each for each in report(*led()).findings if each.topic == "poll"]
         assert poll.why == "no work was recorded in this time"
         assert poll.advice.startswith("if it waits there: ")
+
+    @pytest.mark.parametrize(("cpu", "topic"), [(1.9, []), (0.2, ["poll"]), (None, ["poll"])])
+    def test_without_stacks_its_cpu_time_contradicts_a_wait(self, cpu, topic):
+        """The thread of its window used a CPU for 1.9 s, which may be in the 2 s after its ranks. A window around it uses more."""
+        own = window("driver", "actor", end=5000, backend="null", artifacts=[], thread_cpu_seconds=cpu)
+        around = window("driver", None, end=6000, backend="null", artifacts=[], thread_cpu_seconds=3.0)
+        windows = [own] if cpu is None else [own, around]
+        assert topics(report(*led(), manifests=[manifest(*windows)])) == topic
 
     def test_time_in_a_step_window_after_its_ranks_is_other_work(self):
         """A step window is about more than its ranks: nothing says that its rest is a wait for them."""
