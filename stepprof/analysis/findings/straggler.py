@@ -114,9 +114,10 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         elif also:
             who = also[0] if len(also) == 1 else f"{len(also)} other ranks"
             text = f"{part.process} and {who} took longer than {than} in {inside(part)}{apart}: together {{seconds}} on the path"
+        elif numbered:
+            text = f"{part.process} spent {{seconds}} longer in {inside(part)} than {than} in regions with other numbers in their names{apart}"
         else:
-            which = ", and these in regions with other numbers in their names" if numbered else ""
-            text = f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{which}{apart}"
+            text = f"{part.process} spent {{seconds}} longer than {than} in {inside(part)}{apart}"
         named_together |= {(label, key) for label in also}
         ledger.claim(
             part,

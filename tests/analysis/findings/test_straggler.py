@@ -370,7 +370,7 @@ class TestGain:
                 gain,
             )
             assert first.text.endswith(
-                ", and these in regions with other numbers in their names, collectives not counted"
+                " in regions with other numbers in their names, collectives not counted"
             )
 
     def test_several_regions_with_numbers(self):
