@@ -234,11 +234,9 @@ class TorchBackend(Backend):
         found = api.foreign()
         if found is not None:
             raise Busy(f"another torch profiler {found} in this process; it is left alone")
-        hook = sys.getprofile() if self._options.with_stack else None
-        if hook is not None and not callable(hook):
-            raise Busy(
-                f"{type(hook).__name__} is running, and torch would end it to record stacks; it is left alone"
-            )
+        profiler = _running_profiler() if self._options.with_stack else None
+        if profiler is not None:
+            raise Busy(f"{profiler} is running, and torch would end it to record stacks; it is left alone")
         of_npu = foreign_npu_profile()
         if of_npu is not None:
             raise Busy(f"{of_npu}; it is left alone")
@@ -369,3 +367,12 @@ def _stop_stranded() -> None:
 
 # runs after the end of the session, which is registered later (handlers run last to first)
 atexit.register(_stop_stranded)
+
+
+def _running_profiler() -> str | None:
+    """Return the profiler in C that torch would end to record stacks. `sys.getprofile` does not show yappi's."""
+    hook: Any = sys.getprofile()
+    if hook is not None and not callable(hook):
+        return type(hook).__name__
+    yappi = sys.modules.get("yappi")
+    return "yappi" if yappi is not None and yappi.is_running() else None

@@ -106,3 +106,34 @@ def test_the_job_behaves_as_without_stepprof(tmp_path, tool) -> None:
     (found,) = list_runs(tmp_path / "recorded" / "runs")
     (window,) = read_step(found, 2)["windows"]
     assert (window["status"], len(window["artifacts"])) == ("complete", 1), window
+
+
+YAPPI = """
+import stepprof, torch, yappi
+
+def work_of_job():
+    torch.ones(4) + 1
+
+stepprof.init({"steps": "2", "output_dir": "runs", "torch": {"with_stack": True}})
+yappi.start()
+for number in (1, 2, 3):
+    with stepprof.profile_step(number):
+        work_of_job()
+yappi.stop()
+print([each.ncall for each in yappi.get_func_stats() if each.name == "work_of_job"])
+stepprof.shutdown()
+"""
+
+
+@pytest.mark.timeout(450)
+def test_yappi_and_a_capture_with_stacks(tmp_path) -> None:
+    """torch would end yappi's profile to record stacks: the step is not recorded, and the reason names yappi."""
+    (tmp_path / "job.py").write_text(YAPPI)
+    done = subprocess.run(
+        [sys.executable, "job.py"], cwd=tmp_path, capture_output=True, text=True, timeout=400, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "[3]\n"), done.stderr
+    (found,) = list_runs(tmp_path / "runs")
+    (window,) = read_step(found, 2)["windows"]
+    assert window["status"] == "skipped"
+    assert window["error"].startswith("Busy: yappi is running")
