@@ -93,6 +93,7 @@ FOUND = {
     "a rank for which the others waited did its own work before the last one entered": 13388,
     "a possible wait does not change what the recording is said to have changed in sum": 4639,
     "a driver may have waited for an engine whose capture ended": 379,
+    "calls of coroutines go on one after the other after the end of the capture": 14444,
 }
 
 

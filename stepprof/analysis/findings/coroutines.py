@@ -54,7 +54,7 @@ def serial_coroutines(ledger: Ledger) -> None:
     """Claim all but the longest of calls of coroutines that ran one after the other while the thread waited."""
     for process, each in _known(ledger):
         part = _part(ledger, process, each, Intervals.unpack(each.when))
-        if each.peak > 1 or each.calls < FEWEST or not _waits(ledger, part):
+        if each.peak > 1 or each.calls < FEWEST or not _waits(ledger, _sampled(ledger, part)):
             continue
         of = f"{each.tasks} coroutines" if each.tasks > 1 else "one coroutine"
         ledger.claim(
@@ -160,6 +160,12 @@ def _part(ledger: Ledger, process: str, each: Concurrent, when: Intervals) -> Pa
     """Return the part of `when` in which the process works on the critical path, in the role of the calls."""
     works = [part.when for part in ledger.parts("work") if part.process == process and part.role == each.role]
     return Part(process, each.role, (each.name,), Intervals.all_of(works) & when)
+
+
+def _sampled(ledger: Ledger, part: Part) -> Part:
+    """Return a part until the last stack of its process: its capture may have ended early."""
+    stacks = ledger.facts.signs[part.process].stacks
+    return replace(part, when=part.when.clip(stacks[0].start, stacks[-1].end) if stacks else EMPTY)
 
 
 def _waits(ledger: Ledger, part: Part) -> bool:
