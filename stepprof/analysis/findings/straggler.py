@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 
+from stepprof.analysis.findings.elsewhere import Elsewhere, in_other_steps, meets_in
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, share_of
 from stepprof.analysis.findings.own_numbers import Key, counterpart, is_numbered
+from stepprof.analysis.findings.peers import (
+    in_calls,
+    is_comparable,
+    measured_by,
+    own_work,
+    peers_of,
+    than_whom,
+)
 from stepprof.analysis.findings.signs import SHORTEST_NS
 from stepprof.analysis.findings.wording import SHARE_CPUS, doing, having_of, inside, lacks_cpu
-from stepprof.analysis.periodic import every, period
-from stepprof.analysis.report.intervals import EMPTY, Intervals, Times
+from stepprof.analysis.report.intervals import Intervals, Times
 from stepprof.analysis.report.timelines import Timeline
 from stepprof.analysis.report.wording import seconds_text
 
@@ -32,8 +39,6 @@ EVERY = (
 TELL = "find out whether the rank that left the region earlier works or waits afterwards: if it works, a shorter time here saves nothing"
 LITTLE = 0.05
 """If the others need at most this share of the rank's time, only this rank does the work."""
-FEWEST_STEPS = 2
-MOST_PEERS = 7
 MORE = 0.1
 """A rank has more tokens if it has this share more than the median of the others."""
 EVENED_OUT = 0.5
@@ -49,14 +54,14 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         ledger: of the step.
         shared: only regions that the other ranks have too; otherwise those that only one rank has.
     """
-    own, most = _own(ledger), _own(ledger, possible=True)
+    own, most = own_work(ledger), own_work(ledger, possible=True)
     named_together: set[tuple[str, Key]] = set()
     for part in ledger.parts("work"):
         key = (part.role, part.region)
         if (part.process, key) in named_together:
             continue
-        peers = _peers(ledger.facts, part.process, part.role)
-        peers = [label for label in peers if _comparable(ledger, part, label)]
+        peers = peers_of(ledger.facts, part.process, part.role)
+        peers = [label for label in peers if is_comparable(ledger, part, label)]
         others = {label: most[label][key].total for label in peers if key in most[label]}
         numbered = not others and any(is_numbered(key, most[label]) for label in peers)
         if numbered:
@@ -66,7 +71,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         if not peers or bool(others) != shared or part.process not in own:
             continue
         mine = own[part.process][key].total
-        middle, measure = _measure(mine, others)
+        middle, measure = measured_by(mine, others)
         excess = mine - middle - _absorbed(ledger.facts, part)
         if excess < ledger.least * 1e9 or _is_in_collectives(ledger.facts, part):
             continue
@@ -97,16 +102,16 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                 continue  # another rank takes as long by other work
         more, equal = _more(ledger.facts, part, measure, (mine - middle) / max(middle, 1))
         alone = middle <= LITTLE * mine
-        named = part.name is not None and not any(_meeting(ledger.facts, each, part) for each in others)
+        named = part.name is not None and not any(meets_in(ledger.facts, each, part) for each in others)
         idle = ledger.facts.signs[part.process].are_idle(part.when)  # then its machine is not the cause
-        elsewhere = _in_other_steps(ledger.facts, part, [] if numbered else measure, excess / 1e9)
+        elsewhere = in_other_steps(ledger.facts, part, [] if numbered else measure, excess / 1e9)
         steps = elsewhere.text
         if elsewhere.often and not (more or alone or idle):
             steps += ": the rank is slow" if equal else ": the rank is slow, or has more to do"
-        calls = [_met(ledger.facts.timelines[label]) for label in (part.process, *others)]
+        calls = [in_calls(ledger.facts.timelines[label]) for label in (part.process, *others)]
         apart = ", collectives not counted" if any(map(len, calls)) else ""
         having = None
-        than = _than(measure, others)
+        than = than_whom(measure, others)
         if not others:
             having = having_of(ledger.facts, part, part.name) if part.name else None
             lack = having.phrase() if having else ""
@@ -154,23 +159,6 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
         )
 
 
-def _measure(mine: int, others: Mapping[str, int]) -> tuple[float, list[str]]:
-    """Return how long others take in a place, and which ones show it: all by their median, or the faster half.
-
-    If the slower half takes about as long as the rank itself, the median is a time between the two that no rank takes.
-
-    >>> _measure(90, {"rank 0": 30, "rank 1": 88}), _measure(90, {"rank 0": 30, "rank 1": 34})
-    ((30, ['rank 0']), (32.0, ['rank 0', 'rank 1']))
-    """
-    ordered = sorted(others, key=lambda label: others[label])
-    half = len(ordered) // 2
-    if half and len(ordered) % 2 == 0:
-        low, high = (others[label] for label in ordered[half - 1 : half + 1])
-        if mine - low < 2 * (high - low) < 4 * (mine - low):
-            return low, ordered[:half]
-    return median(others.values()) if others else 0, [*others]
-
-
 def _of_own_numbers(
     ledger: Ledger,
     own: Mapping[str, Mapping[Key, Intervals]],
@@ -188,17 +176,6 @@ def _of_own_numbers(
             if key is not None:
                 found[label] = own[label][key].total
     return found
-
-
-def _than(measure: Sequence[str], others: Collection[str]) -> str:
-    """Return by which of the others a rank is measured."""
-    if len(measure) == 1:
-        return measure[0]
-    return (
-        "the median of the others"
-        if len(measure) == len(others)
-        else f"{len(measure)} of the {len(others)} others"
-    )
 
 
 def _on_path(ledger: Ledger, part: Part, without: Mapping[str, Intervals]) -> Intervals:
@@ -328,53 +305,6 @@ def _advice(
     return rest if met else f"{TELL}; if it waits, {rest}"
 
 
-class Elsewhere(NamedTuple):
-    """Whether a rank exceeds the others in other steps too."""
-
-    text: str = ""
-    alone: bool = False
-    """In no other step."""
-    often: bool = False
-    """In nearly all of them."""
-    length: int | None = None
-    """The period of the steps in which it does."""
-
-
-OFTEN = 0.9
-
-
-def _in_other_steps(facts: Facts, part: Part, others: Sequence[str], excess: float) -> Elsewhere:
-    """Return whether the rank exceeds the others in the steps around this one too.
-
-    In steps that were not recorded, waits for a late rank are part of a region that contains a collective: how long ranks worked in it is not known.
-    """
-    if facts.neighbours is None or part.name is None or not others:
-        return Elsewhere()
-    origins = [facts.timelines[label].process.origin for label in (part.process, *others[:MOST_PEERS])]
-    mine, *theirs = (facts.neighbours.seconds(origin, part.role, part.name) for origin in origins)
-    steps = [step for step in mine if all(step in of for of in theirs)]
-    if len(steps) < FEWEST_STEPS or not any(mine[step] for step in steps):  # they have no such region
-        return Elsewhere()
-    late = [step for step in steps if mine[step] - median(of[step] for of in theirs) > excess / 3]
-    if any(_meeting(facts, label, part) for label in (part.process, *others)):
-        return Elsewhere()
-    if not late:
-        return Elsewhere(f"in this step alone: not in {len(steps)} steps around it", alone=True)
-    if len(late) == len(steps):
-        return Elsewhere(f"also in each of {len(steps)} steps around it", often=True)
-    length = period(facts.neighbours.step, late, steps)
-    often = len(late) >= OFTEN * len(steps)
-    if length is not None and not often:
-        return Elsewhere(f"also in {every(length)}", length=length)
-    return Elsewhere(f"also in {len(late)} of {len(steps)} steps around it", often=often)
-
-
-def _meeting(facts: Facts, label: str, part: Part) -> bool:
-    """Return whether a process was in collectives in the region of a part and below, by its trace or its stacks."""
-    when = facts.inside(label, part).when
-    return len(when & _met(facts.timelines[label])) > 0 or len(facts.signs[label].in_collectives(when)) > 0
-
-
 def _waited(ledger: Ledger, part: Part) -> str | None:
     """Return which process waited longest for the rank because of its time in the region of a part.
 
@@ -389,8 +319,8 @@ def _waited(ledger: Ledger, part: Part) -> str | None:
         if not len(when):
             continue
         theirs = _stretches(ledger.facts, replace(part, process=label))
-        longer = mine.within(_last_ends(_met(late) | waited, when.end), when.end)
-        longer = longer - theirs.within(_last_ends(_met(each) | waited, when.start), when.start)
+        longer = mine.within(_last_ends(in_calls(late) | waited, when.end), when.end)
+        longer = longer - theirs.within(_last_ends(in_calls(each) | waited, when.start), when.start)
         left = mine.total - theirs.total
         for end, cost, length in zip(when.end, longer, when.end - when.start, strict=True):
             named = ledger.named_waits.get((label, int(end)), 0)
@@ -455,66 +385,4 @@ def _stretches(facts: Facts, part: Part) -> Intervals:
         for start, end, role, region in timeline.stretches
         if (role, region) == (part.role, part.region)
     )
-    return when - _met(timeline)
-
-
-def _met(timeline: Timeline) -> Intervals:
-    """Return when a process was in collectives and computed nothing."""
-    return timeline.communicating | timeline.unmatched | timeline.waiting
-
-
-def _comparable(ledger: Ledger, part: Part, label: str) -> bool:
-    """Return whether another process measures this one: it did its work to the end, and the ends, the collectives and what
-    other findings explain are known equally well of both.
-    """
-    facts = ledger.facts
-    place = place_of(facts, label, part.role, part.region)
-    if part.role in facts.timelines[label].process.cut_short() or (place is not None and place.failed):
-        return False
-    mine, other = facts.timelines[part.process], facts.timelines[label]
-    if mine.shows_regions != other.shows_regions:
-        return False
-    for each in (mine, other):
-        if not each.process.is_followed or any(role == part.role for role, _ in each.process.open_ended()):
-            return False
-    if mine.process.is_whole and other.process.is_whole:
-        return True
-    explained = (
-        ledger.explained.get(each, EMPTY) & facts.inside(each, part).when for each in (part.process, label)
-    )
-    return not len(_met(mine) | _met(other)) and not any(map(len, explained))
-
-
-def _peers(facts: Facts, label: str, role: str | None) -> list[str]:
-    """Return the other ranks that have windows of a role."""
-
-    def is_rank(each: Timeline) -> bool:
-        return each.process.kind == "rank" and isinstance(each.process.origin.rank, int)
-
-    if not is_rank(facts.timelines[label]):
-        return []
-    return [
-        other
-        for other, each in facts.timelines.items()
-        if other != label and is_rank(each) and role in each.process.roles
-    ]
-
-
-def _own(ledger: Ledger, *, possible: bool = False) -> dict[str, dict[Key, Intervals]]:
-    """Return for each process when it did its own work in each region: no waits, no collectives, no profiler,
-    and nothing that another finding explains.
-
-    Where ranks leave a region together, an early one was not slow in it: it waited there, or all worked until a common time.
-    `possible`: what was or may have been its work there counts too.
-    """
-    found: dict[str, dict[Key, Intervals]] = {}
-    for label, each in ledger.facts.timelines.items():
-        parts: dict[Key, list[tuple[int, int]]] = defaultdict(list)
-        for start, end, role, region in each.stretches:
-            parts[role, region].append((start, end))
-        common = each.common
-        if possible:
-            common = common - each.computing - Intervals.of(link[:2] for link in (*each.maybe, *each.apart))
-        stood = _met(each) | common | each.held | ledger.explained.get(label, EMPTY)
-        found[label] = {key: Intervals.of(pairs) - stood for key, pairs in parts.items()}
-    return found
+    return when - in_calls(timeline)
