@@ -152,7 +152,10 @@ def _unlaunched(processes: Sequence[Process]) -> str:
 
 def _less_work(processes: Sequence[Process]) -> str:
     uses = any(each.graphs for process in processes for each in process.host_calls())
-    graphs = "" if uses else "CUDA graphs, "
+    ascend = any(
+        work.device == "npu" for process in processes for each in process.digests for work in each.works
+    )
+    graphs = "" if uses else "NPU graphs, " if ascend else "CUDA graphs, "
     return f"launch less and larger work: {graphs}torch.compile, fewer synchronisations (.item(), .cpu())"
 
 

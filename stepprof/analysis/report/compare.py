@@ -332,11 +332,13 @@ def _problems(a: Report, b: Report, likes: Likes) -> Iterator[Problem]:
     for part, times in parts[0].items():
         counts = len(times), len(parts[1].get(part, ()))
         if part[1] is None and counts[1] and counts[0] != counts[1]:
-            yield Problem(None, f"{_what(part)}: {counts[0]} processes in A, {counts[1]} in B")
+            yield Problem(None, f"{_what(part)}: processes: {counts[0]} in A, {counts[1]} in B")
     for report, other in ((a, b), (b, a)):
         left_out = [row.label for row in report.rollout if not _can_compare(row, report, other)]
         if left_out:
             why = "its capture is not whole, or the work is divided among another number"
             yield Problem(_name(report), f"rollout of {', '.join(left_out[:4])} is not compared: {why}")
         if report.problems:
-            yield Problem(_name(report), f"its report has {len(report.problems)} notes: it may be incomplete")
+            yield Problem(
+                _name(report), f"its report has {counted(len(report.problems), 'note')}: it may be incomplete"
+            )

@@ -287,8 +287,8 @@ class TestProblems:
             report(step=3, roles=[time_of(None, 1.0, 1.0)], problems=[Problem("x", "breaks off")]),
         )
         assert compared.problems == [
-            Problem(None, "actor: 1 processes in A, 2 in B"),
-            Problem("r step 3", "its report has 1 notes: it may be incomplete"),
+            Problem(None, "actor: processes: 1 in A, 2 in B"),
+            Problem("r step 3", "its report has 1 note: it may be incomplete"),
         ]
 
 

@@ -932,6 +932,8 @@ class TestAscend:
         assert {key: row[key] for key in expected} == pytest.approx(expected)
         assert sentences(report, "busy") == ["the NPUs were busy for 80% of the captured time"]
         assert {each["name"] for each in report["kernels"]}.isdisjoint({"Computing", "Free"})
+        (idle,) = (each for each in report["findings"] if each["topic"] == "host")
+        assert "NPU graphs" in idle["advice"]
         assert report["problems"] == []
 
 
