@@ -55,17 +55,22 @@ def recording(ledger: Ledger) -> None:
 def unfinished_engines(ledger: Ledger) -> None:
     """Book the time in which a process may have waited for an engine whose capture does not show when it finished."""
     facts = ledger.facts
-    for label, timeline in facts.timelines.items():
+    unrecorded = {role for role, generated in facts.unfinished if role is not None and not len(generated)}
+    by_role: dict[str | None, Intervals] = {}
+    for role, generated in facts.unfinished:
+        by_role[role] = by_role.get(role, EMPTY) | generated
+    everything = Intervals.all_of(by_role.values())
+    for label, timeline in facts.timelines.items() if by_role else ():
         leads = timeline.process.origin.rank == DRIVER
-        may = EMPTY
-        for role, generated in facts.unfinished:
-            for start, end, own, _ in timeline.stretches:
-                if (own == role and role is not None and not len(generated)) or (
-                    (leads or own == role) and len(generated.clip(start, end))
-                ):
-                    may |= Intervals.one(max(start, *generated.start[:1].tolist(), start), end)
+        may = []
+        for start, end, role, _ in timeline.stretches:
+            generated = everything if leads else by_role.get(role, EMPTY)
+            if role in unrecorded:
+                may.append((start, end))
+            elif len(generated.clip(start, end)):
+                may.append((max(start, int(generated.start[0])), end))
         here = Intervals.of((each.start, each.end) for each in facts.path if each.process == label)
-        ledger.book((may & here) - timeline.computing)
+        ledger.book((Intervals.of(may) & here) - timeline.computing)
 
 
 def memory_pressure(ledger: Ledger) -> None:

@@ -147,6 +147,10 @@ def timelines(
     stretches = _stretches_of(processes, nests, computing)
     visits = _visits(processes, stretches, waits)
     ends, missed, sampled = common_ends(visits), missed_ends(visits), sampled_waits(visits, activities)
+    awaited: dict[str, list[int]] = defaultdict(list)
+    for those in sampled.values():
+        for wait in those.values():
+            awaited[wait.last].append(wait.end)
     links = {
         process.label: _links(
             process,
@@ -154,9 +158,7 @@ def timelines(
             ends.get(process.label, []),
             sampled.get(process.label, {}),
             activities,
-            awaited=[
-                each.end for of in sampled.values() for each in of.values() if each.last == process.label
-            ],
+            awaited=sorted(awaited[process.label]),
         )
         for process in processes
     }
@@ -299,7 +301,7 @@ def _links(
         if start in sampled:
             found.meetings.append((end, label))
             continue
-        if any(start <= time <= until for time in awaited):
+        if bisect_left(awaited, start) < bisect_right(awaited, until):
             continue
         computes = 2 * computing.clip(start, end).total >= end - start
         if len(known.clip(start, end)) or not (together or computes):
