@@ -1178,6 +1178,22 @@ def test_the_busiest_worker_represents_its_engine():
         ]
 
 
+@pytest.mark.parametrize(
+    ("roles", "label"),
+    [
+        (("eval",), "eval rank 0"),
+        (("eval", "actor"), "rank 0"),
+        (("eval", None), "rank 0"),
+        ((None,), "rank 0"),
+    ],
+)
+def test_a_process_of_several_roles_is_called_after_none(roles, label):
+    """A step that trains and evaluates is no "eval rank 0"."""
+    windows = [("window", role or "step", 100 * at, 100, role) for at, role in enumerate(roles)]
+    made = report(spans(0, *windows))
+    assert {each.process for each in made.path} == {label}
+
+
 def test_too_many_collectives_to_match_are_reported(monkeypatch):
     monkeypatch.setattr("stepprof.analysis.report.collectives.MOST_CALLS", 1)
     calls = [("thread", "user_annotation", "gloo:all_reduce", at, 1) for at in (0, 5)]
