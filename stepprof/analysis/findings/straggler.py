@@ -41,8 +41,6 @@ LITTLE = 0.05
 """If the others need at most this share of the rank's time, only this rank does the work."""
 MORE = 0.1
 """A rank has more tokens if it has this share more than the median of the others."""
-EVENED_OUT = 0.5
-"""Another rank works about as long if its other work makes up for this share of the excess."""
 EXPLAINS = 0.5
 """More work is the reason if it explains this share of the excess. The time may grow with the square of the tokens, as attention does."""
 
@@ -93,11 +91,7 @@ def straggler(ledger: Ledger, *, shared: bool = True) -> None:
                 }
                 spent = _on_path(ledger, part, without)
             rest = others.keys() - {*also}
-            even = (
-                gain is None
-                and not maybe
-                and _takes_as_long(ledger, own, part.process, key, rest, excess=excess)
-            )
+            even = gain is None and not maybe and _takes_as_long(ledger, own, part.process, key, rest)
             if numbered or (gain is not None and not also) or even or _saves_nothing(ledger, without):
                 continue  # another rank takes as long by other work
         more, equal = _more(ledger.facts, part, measure, (mine - middle) / max(middle, 1))
@@ -194,21 +188,27 @@ def _takes_as_long(
     process: str,
     place: Key,
     others: Iterable[str],
-    *,
-    excess: float,
 ) -> bool:
-    """Return whether one of some ranks works about as long as a process in a place and the regions that both have in its role.
+    """Return whether one of some ranks works as long as a process in a place and the regions that both have in its role.
 
-    Ranks may meet where a role ends. Those that repeat a call until a common time end up to a call apart.
+    Ranks may meet where a role ends. Those that repeat a call until a common time end up to a call apart, and make different numbers of calls.
     """
     mine = own[process]
-    least = max(ledger.least * 1e9, EVENED_OUT * excess)
     for label in others:
         theirs = own[label]
         both = [key for key in mine.keys() & theirs.keys() if key[0] == place[0] and (key[1] or key == place)]
+        least = max([ledger.least * 1e9, *(_one_call(ledger.facts, process, label, key) for key in both)])
         if sum(mine[key].total - theirs[key].total for key in both) < least:
             return True
     return False
+
+
+def _one_call(facts: Facts, process: str, other: str, place: Key) -> float:
+    """Return how long a call takes in a place in which two processes make different numbers of calls [ns]; 0: they do not."""
+    mine, theirs = (place_of(facts, label, *place) for label in (process, other))
+    if mine is None or theirs is None or theirs.calls == mine.calls:
+        return 0.0
+    return max(mine.longest, theirs.longest) * 1e9
 
 
 def _saves_nothing(ledger: Ledger, without: Mapping[str, Intervals]) -> bool:
