@@ -94,6 +94,8 @@ FOUND = {
     "a possible wait does not change what the recording is said to have changed in sum": 4639,
     "a driver may have waited for an engine whose capture ended": 379,
     "calls of coroutines go on one after the other after the end of the capture": 14444,
+    "a rank whose samples ended early may be the one for which all others waited": 6580,
+    "a rank is late also where the others work until a common time afterwards": 16303,
 }
 
 

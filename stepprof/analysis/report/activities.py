@@ -31,6 +31,12 @@ class Activity(NamedTuple):
     spills: Sequence[tuple[int, int]] = ()
     """From the last of equal samples to the next one, in order: what it did meanwhile is not known."""
 
+    @property
+    def until(self) -> int:
+        """The end of what samples show; 0: they show nothing."""
+        ends = [int(each.end[-1]) for each in (self.computing, self.waiting, self.device) if len(each)]
+        return max([*ends, *(end for _, end in self.spills[-1:])], default=0)
+
     def in_collectives(self, start: int, end: int) -> int:
         """Return how long it waited in a collective between two times [ns]."""
         return (self.waiting - self.blocked).clip(start, end).total

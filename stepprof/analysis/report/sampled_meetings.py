@@ -90,6 +90,8 @@ def _wait(member: _Member, members: Sequence[_Member], end: int) -> SampledWait 
     until, last = max(((each.worked_until(low, high), each) for each in members), key=itemgetter(0))
     if until - low <= 2 * STILL_NS or any(each.entered > until for each in members):
         return None
+    if any(each.activity.until < high - 2 * STILL_NS for each in members):
+        return None  # one whose samples ended may have been the last
     rest = high - until  # the other one was in the collective too, or nearly all of the wait is over
     shown = rest <= 2 * STILL_NS or 2 * last.activity.in_collectives(until, high) >= rest
     begin = max(member.activity.expected(low), member.entered)

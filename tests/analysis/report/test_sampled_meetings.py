@@ -21,8 +21,8 @@ def _process(rank: int) -> Process:
 
 
 def _found(**activities: Activity) -> dict[str, dict[int, SampledWait]]:
-    """Return the waits of two ranks that enter a region at 0 and 1 ms and leave it at 1,000 ms."""
-    visits = [Visit(_process(rank), [(rank * MS, 1000 * MS)], [False]) for rank in range(2)]
+    """Return the waits of ranks that enter a region at 0, 1, … ms and leave it at 1,000 ms."""
+    visits = [Visit(_process(rank), [(rank * MS, 1000 * MS)], [False]) for rank in range(len(activities))]
     return sampled_waits(
         {("actor", ("backward",)): visits}, {name.replace("_", " "): of for name, of in activities.items()}
     )
@@ -39,6 +39,18 @@ def test_a_rank_waits_for_the_one_that_still_computes() -> None:
     assert _found(rank_0=_activity(990), rank_1=_activity(600)) == {
         "rank 1": {MS: SampledWait(600 * MS, 990 * MS, "rank 0")}
     }
+
+
+def test_a_rank_whose_samples_end_early_may_have_been_the_last() -> None:
+    """Its capture ended at 500 ms: the two others may both have waited for it."""
+    assert (
+        _found(
+            rank_0=_activity(800),
+            rank_1=_activity(600),
+            rank_2=Activity(Intervals.one(0, 500 * MS)),
+        )
+        == {}
+    )
 
 
 def test_a_rank_that_waits_for_something_else_is_left_alone() -> None:
