@@ -23,7 +23,7 @@ NOT_TESTED = {
 
 TESTED_THROUGH = {
     "analysis/findings/test_catalogue.py": "analysis/findings/facts analysis/findings/ledger analysis/findings/serial analysis/findings/signs analysis/findings/wording analysis/report/nesting",
-    "analysis/findings/test_straggler.py": "analysis/findings/elsewhere analysis/findings/peers",
+    "analysis/findings/test_straggler.py": "analysis/findings/other_steps analysis/findings/peers",
     "analysis/report/test_compare.py": "analysis/report/changes analysis/report/like_processes",
     "analysis/report/test_combine.py": "analysis/report/idle analysis/report/skew analysis/report/totals",
     "analysis/data/test_export.py": "cli/commands/export",

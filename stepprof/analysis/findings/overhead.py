@@ -1,4 +1,4 @@
-"""Find overhead: the recording, Python's garbage collector, the allocator of a device, sequences that an engine computed again, and engines that went on unrecorded."""
+"""Find overhead: the recording and what it did not see, Python's garbage collector, the allocator of a device, and sequences that an engine computed again."""
 
 from __future__ import annotations
 

@@ -9,9 +9,9 @@ from statistics import median
 
 import numpy as np
 
-from stepprof.analysis.findings.elsewhere import Elsewhere, in_other_steps, meets_in
 from stepprof.analysis.findings.facts import Facts, Part, place_of
 from stepprof.analysis.findings.ledger import Ledger, share_of
+from stepprof.analysis.findings.other_steps import Elsewhere, in_other_steps, meets_in
 from stepprof.analysis.findings.own_numbers import Key, counterpart, is_numbered
 from stepprof.analysis.findings.peers import (
     in_calls,

@@ -302,8 +302,9 @@ class StepGraph:
 
 
 def _least_changes(one: Mapping[int, int], other: Mapping[int, int]) -> list[tuple[int, int]]:
-    """Return changes by time whose sum until each time is the one of two that is nearer to none, or 0 if one is an increase and
-    the other is not.
+    """Return the changes, by time, that are sure if one of two lists is true.
+
+    Until each time they add up to the smaller of the two sums, and to 0 if one list makes it longer and the other shorter.
 
     >>> _least_changes({1: -370, 2: 220}, {1: -370})
     [(1, -370), (2, 220)]

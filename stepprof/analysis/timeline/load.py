@@ -44,7 +44,7 @@ def load(
         flows: whether to read the arrows of a trace, or the categories of those to read.
         evidence: whether to read the garbage collections and stacks of a span file.
         lines: whether to read a trace by its lines where possible, without a check of the arguments.
-        apart: whether a trace that stepprof did not record, with times that are relative to an unknown one is read on a clock of its own, and not refused.
+        apart: whether a foreign trace whose times count from an unknown one is read, on a clock of its own; otherwise it is refused.
 
     Returns:
         The source. For a file that cannot be read it has no events and a finding; nothing is raised.

@@ -115,9 +115,7 @@ def environment(args: argparse.Namespace, environ: Mapping[str, str]) -> dict[st
         )
     job["STEPPROF_AUTOLOAD"] = "1"
     folder = str(Path(bootstrap.__file__).parent)
-    given = job.get(
-        "PYTHONPATH"
-    )  # an empty entry of it is the working directory; if it is empty, it has none
+    given = job.get("PYTHONPATH")  # "" has no entry; in "a:" and ":a" one is empty: the working directory
     rest = [each for each in given.split(os.pathsep) if each != folder] if given else []
     job["PYTHONPATH"] = os.pathsep.join([folder, *rest])
     return job
